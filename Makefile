@@ -1,0 +1,47 @@
+# Two commands do everything: `make demo` runs the main job, `make test` passes the tests.
+SHELL := bash
+
+# The first Python that can make a virtual environment, or PYTHON=/path/to/python3.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13; do \
+	"$$p" -c 'import ensurepip, venv' 2>/dev/null && { command -v "$$p"; break; }; done)
+# A pip index for another build of torch, such as PyTorch's own index of CPU wheels.
+TORCH_INDEX ?=
+TIER ?= all
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: help demo test lint clean
+
+help:  ## what there is to make
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
+
+demo: $(VENV)/demo  ## install, then train GraphSAGE on two "nodes" of two ranks each
+	$(BIN)/toolkit run --nodes 2 --ntasks-per-node 2
+
+test: $(VENV)/test  ## install what the tests need, run every tier that can run here (TIER=unit|slurm|docker|pyxis)
+	$(BIN)/python ci/tiers.py $(TIER)
+
+lint: $(VENV)/test  ## ruff, mypy and shellcheck
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	ci/shellcheck
+
+clean:  ## remove the environment and caches (runs/ stays)
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "No Python 3.11, 3.12 or 3.13 with venv was found." \
+		"Install one (Debian, Ubuntu: apt-get install python3-venv) or name it: make PYTHON=/path/to/python3" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[workloads]'
+	@touch $@
+
+$(VENV)/test: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[workloads,test,lint]'
+	@touch $@ $(VENV)/demo

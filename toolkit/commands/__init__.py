@@ -1,0 +1,1 @@
+"""Typer commands: each reads options, calls one room, and renders what comes back."""

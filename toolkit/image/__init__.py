@@ -1,0 +1,1 @@
+"""Container images: references, engine, build, push and smoke tests."""

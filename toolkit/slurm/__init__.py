@@ -1,0 +1,1 @@
+"""What Slurm is told and what it answers: srun argv, sbatch script, queue, probe."""

@@ -1,0 +1,1 @@
+"""Where a job runs: ``local``, ``slurm`` and ``docker``, each with the same few functions."""

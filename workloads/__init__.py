@@ -1,0 +1,1 @@
+"""DDP workloads and their data; each also runs as ``python -m workloads.NAME``."""
