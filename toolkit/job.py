@@ -144,9 +144,10 @@ class Plan:
             "  wait -n || { status=$?; break; }",
             "done",
             'if [ "$status" -ne 0 ]; then',
-            "  kill $(jobs -p) 2>/dev/null || true",
+            "  mapfile -t left < <(jobs -p)",
+            '  kill "${left[@]}" 2>/dev/null || true',
             "  sleep 2",
-            "  kill -KILL $(jobs -p) 2>/dev/null || true",
+            '  kill -KILL "${left[@]}" 2>/dev/null || true',
             "fi",
             "exit $status",
         ]
