@@ -1,4 +1,4 @@
-"""Run the test tiers and say of each whether it ran: ``python ci/tiers.py [all|unit|slurm|docker|pyxis]``.
+"""Run the test tiers and say of each whether it ran: ``python ci/tiers.py [all|TIER]``.
 
 A tier that did not run is not a pass: the summary names every skipped tier and the reason. Each
 tier but ``unit`` has ``tests/TIER/conftest.py``, which starts what the tier needs through

@@ -1,0 +1,200 @@
+"""Where options come from: command line, ``TOOLKIT_*``, ``toolkit.toml``, the cluster's profile.
+
+``toolkit.toml`` stands next to the user's code::
+
+    cluster = "alpha"                 # which profile below applies (only needed with several)
+
+    [job]                             # defaults for this project, named as the options are
+    nodes = 2
+    container-image = "registry.example.com/team/pyg:1"
+
+    [clusters.alpha]                  # what is particular to one cluster
+    partition = "gpu"
+    account = "gnn"
+"""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from toolkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+FILE_NAME = "toolkit.toml"
+
+#: Every option that a file, a profile or a variable may set, and its type.
+OPTIONS: dict[str, type] = {
+    "nodes": int,
+    "ntasks": int,
+    "ntasks_per_node": int,
+    "gpus_per_node": int,
+    "gpus_per_task": int,
+    "cpus_per_task": int,
+    "mem": str,
+    "partition": str,
+    "account": str,
+    "qos": str,
+    "time": str,
+    "constraint": str,
+    "job_name": str,
+    "launcher": str,
+    "rendezvous": str,
+    "container_image": str,
+    "container_mounts": list,
+    "container_workdir": str,
+    "container_name": str,
+    "env": list,
+    "srun_arg": list,
+    "on": str,
+    "runs": str,
+}
+
+#: Options that no TOOLKIT_* variable sets: TOOLKIT_LAUNCHER speaks to the entrypoint, and
+#: variables for the job are set as variables already.
+NOT_FROM_ENVIRONMENT = frozenset({"launcher", "env"})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An option's value and where it came from, as messages name it."""
+
+    value: Any
+    source: str
+
+
+def settings(
+    cli: Mapping[str, Any], environ: Mapping[str, str], folder: Path, cluster: str | None = None
+) -> dict[str, Setting]:
+    """All options that are set anywhere, the strongest source first.
+
+    Args:
+        cli: values of the command line; None or an empty list stands for "not given".
+        environ: the environment, for ``TOOLKIT_*``.
+        folder: where ``toolkit.toml`` is looked for.
+        cluster: the profile to take, else ``TOOLKIT_CLUSTER`` or the file's own choice.
+
+    Raises:
+        UsageError: if a key is unknown or a value has the wrong type.
+    """
+    path = folder / FILE_NAME
+    table = _read(path) if path.exists() else {}
+    _known(table, ("cluster", "clusters", "job"), f"{FILE_NAME}")
+    found: dict[str, Setting] = {}
+    found.update(_from_table(_profile(table, cluster or environ.get("TOOLKIT_CLUSTER")), FILE_NAME))
+    found.update(_from_table(_table(table, "job"), FILE_NAME))
+    found.update(_from_environment(environ))
+    found.update(
+        {
+            key: Setting(value, _flag(key, value))
+            for key, value in cli.items()
+            if value is not None and value != []
+        }
+    )
+    return found
+
+
+def _flag(key: str, value: Any) -> str:
+    """An option as it was typed; the values of a list (such as --env) are not shown."""
+    option = f"--{key.replace('_', '-')}"
+    return option if isinstance(value, list) else f"{option} {value}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        msg = f"{path}: not valid TOML: {error}."
+        raise UsageError(msg) from error
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"{path}: cannot be read: {error}."
+        raise UsageError(msg) from error
+
+
+def _table(parent: Mapping[str, Any], key: str) -> dict[str, Any]:
+    table = parent.get(key, {})
+    if not isinstance(table, dict):
+        msg = f"{FILE_NAME}: {key!r} is {table!r}, but must be a table: write [{key}]."
+        raise UsageError(msg)
+    return table
+
+
+def _profile(table: Mapping[str, Any], cluster: str | None) -> dict[str, Any]:
+    """The chosen cluster's profile; the only one where there is one and none is chosen."""
+    profiles = _table(table, "clusters")
+    chosen = cluster or table.get("cluster")
+    if chosen is None:
+        return _table(profiles, next(iter(profiles))) if len(profiles) == 1 else {}
+    if chosen not in profiles:
+        _known({str(chosen): None}, profiles, f"{FILE_NAME} [clusters]")
+    return _table(profiles, chosen)
+
+
+def _from_table(table: Mapping[str, Any], file: str) -> dict[str, Setting]:
+    renamed = {key.replace("-", "_"): (key, value) for key, value in table.items()}
+    _known(renamed, OPTIONS, file)
+    return {
+        key: Setting(
+            _typed(value, OPTIONS[key], f"{file}: {written}"), f"{file}: {written} = {value!r}"
+        )
+        for key, (written, value) in renamed.items()
+    }
+
+
+def _typed(value: Any, kind: type, source: str) -> Any:
+    if kind is str and type(value) is int:  # mem = 16, time = 60
+        return str(value)
+    fits = type(value) is kind
+    if kind is list:
+        fits = fits and all(isinstance(item, str) for item in value)
+    if not fits:
+        name = {int: "a whole number", str: "text", list: "a list of text"}[kind]
+        msg = f"{source} = {value!r}: must be {name}."
+        raise UsageError(msg)
+    return value
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
+    found = {}
+    for key, kind in OPTIONS.items():
+        name = f"TOOLKIT_{key.upper()}"
+        text = environ.get(name)
+        if not text or key in NOT_FROM_ENVIRONMENT:
+            continue
+        found[key] = Setting(_parse(text, kind, name), f"{name}={text}")
+    return found
+
+
+def _parse(text: str, kind: type, name: str) -> Any:
+    """An option's value from the text of a variable; lists are split as a shell splits words."""
+    try:
+        if kind is int:
+            return int(text)
+        return shlex.split(text) if kind is list else text
+    except ValueError as error:
+        wanted = "a whole number" if kind is int else f"a list of shell words ({error})"
+        msg = f"{name}={text}: must be {wanted}."
+        raise UsageError(msg) from error
+
+
+def _known(keys: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Raise UsageError for the first key that is not known, naming the nearest one that is."""
+    names = list(known)
+    for key in keys:
+        if key not in names:
+            raise UsageError(f"{where}: {unknown('key', key, names)}")
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """A sentence about an unknown name that offers the nearest known ones."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only needed on the way to an error
+
+    names = sorted(known)
+    near = get_close_matches(name.replace("-", "_"), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names) or 'none'}."
+    return f"unknown {what} {name!r}; {hint}"

@@ -1,0 +1,365 @@
+"""What a job is: :class:`JobSpec`, decided once, and :class:`Plan`, what will be executed.
+
+Everything here is data and pure functions. Options keep the names that Slurm and pyxis give them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from toolkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from toolkit.config import Setting
+
+DEFAULT_WORKLOAD = "sage"
+LAUNCHERS = ("srun", "torchrun")
+RENDEZVOUS = ("port", "file")
+
+#: A variable whose name says that its value is not to be shown.
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """One job, in Slurm's and pyxis's own words.
+
+    ``command`` is the user's; it is empty where ``workload`` names a built-in one. ``time`` is in
+    seconds. ``env`` holds the variables set by ``--env NAME=VALUE``, ``env_names`` those whose
+    value is taken from the environment when the job starts (``--env NAME``).
+    """
+
+    command: tuple[str, ...] = ()
+    workload: str | None = None
+    workload_args: tuple[str, ...] = ()
+    job_name: str = "job"
+    nodes: int = 1
+    ntasks_per_node: int = 1
+    gpus_per_node: int | None = None
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: int | None = None
+    constraint: str | None = None
+    launcher: str = "srun"
+    rendezvous: str = "port"
+    container_image: str | None = None
+    container_mounts: tuple[str, ...] = ()
+    container_workdir: str | None = None
+    container_name: str | None = None
+    env: tuple[tuple[str, str], ...] = ()
+    env_names: tuple[str, ...] = ()
+    srun_args: tuple[str, ...] = ()
+
+    @property
+    def ntasks(self) -> int:
+        """The number of tasks on all nodes."""
+        return self.nodes * self.ntasks_per_node
+
+    def as_dict(self) -> dict[str, Any]:
+        """The job as ``run.json`` keeps it: options that are set, secrets by name only."""
+        shown = {key: value for key, value in vars(self).items() if value not in (None, ())}
+        if self.env:
+            shown["env"] = {name: None if is_secret(name) else value for name, value in self.env}
+        return shown
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process that the plan starts: a rank on this machine, or one ``srun``."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    label: str = ""
+    log: str | None = None  #: relative to the run directory
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be executed, as data: ``toolkit run`` does it, ``--dry-run`` prints it.
+
+    ``stage`` is the command that makes the run directory; ``unset`` and ``env`` describe the
+    environment of every process, relative to the caller's own.
+    """
+
+    title: str
+    run_dir: Path
+    cwd: Path
+    stage: tuple[str, ...]
+    processes: tuple[Process, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def environment(self, process: Process, environ: Mapping[str, str]) -> dict[str, str]:
+        """The whole environment of ``process``, made from the caller's ``environ``."""
+        kept = {name: value for name, value in environ.items() if name not in self.unset}
+        return {**kept, **self.env, **process.env}
+
+    def script(self) -> str:
+        """The plan as a bash script that can be pasted into a shell."""
+        lines = [
+            "#!/usr/bin/env bash",
+            "# shellcheck disable=SC2016",  # a dollar sign in the user's words is meant literally
+            f"# {self.title}",
+            *(f"# {note}" for note in self.notes),
+        ]
+        lines += [
+            "(",
+            "set -euo pipefail",
+            f"cd {shlex.quote(str(self.cwd))}",
+            shlex.join(self.stage),
+        ]
+        if self.unset:
+            lines.append(f"unset {' '.join(self.unset)}")
+        lines += [_export(name, value) for name, value in self.env.items()]
+        if len(self.processes) == 1:
+            (process,) = self.processes
+            lines += [_export(name, value) for name, value in process.env.items()]
+            lines.append(shlex.join(process.argv))
+        else:
+            lines += self._parallel()
+        return "\n".join([*lines, ")", ""])
+
+    def _parallel(self) -> list[str]:
+        """Start every process in a session of its own; end the rest as soon as one fails."""
+        lines = []
+        for process in self.processes:
+            variables = [f"{name}={shlex.quote(value)}" for name, value in process.env.items()]
+            command = f"{' '.join(variables)} setsid {shlex.join(process.argv)} 2>&1 </dev/null"
+            log = shlex.quote(str(self.run_dir / process.log)) if process.log else "/dev/null"
+            lines.append(f"{command} | tee {log} | sed -u 's/^/[{process.label}] /' &")
+        return [
+            "stop() {",
+            "  mapfile -t left < <(jobs -p)",
+            '  [ ${#left[@]} -eq 0 ] || kill "-$1" -- "${left[@]/#/-}" 2>/dev/null || true',
+            "}",
+            "trap 'stop KILL' EXIT",
+            *lines,
+            "status=0",
+            f"for _ in $(seq {len(self.processes)}); do",
+            "  wait -n || { status=$?; break; }",
+            "done",
+            'if [ "$status" -ne 0 ]; then stop TERM; sleep 2; fi',
+            "exit $status",
+        ]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run failed: ``origin`` is ``workload``, ``toolkit`` or ``slurm``."""
+
+    origin: str
+    reason: str
+    exit_code: int
+    rank: int | None = None
+    host: str | None = None
+    last_lines: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        where = f"rank {self.rank}" if self.rank is not None else "the run"
+        text = f"{where}{f' on {self.host}' if self.host else ''} {self.reason}."
+        if self.last_lines:
+            text += " Its last lines:\n" + "\n".join(f"  | {line}" for line in self.last_lines)
+        return text
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. Times are seconds since the epoch; ``hosts`` has one name a node."""
+
+    exit_code: int
+    started: float
+    ended: float
+    hosts: tuple[str, ...]
+    failure: Failure | None = None
+
+
+def exit_reason(code: int) -> str:
+    """What an exit code of a process says; 128+n stands for signal n, as in a shell."""
+    if code <= 128:
+        return f"exited with code {code}"
+    try:
+        return f"was ended by signal {code - 128} ({signal.Signals(code - 128).name})"
+    except ValueError:
+        return f"exited with code {code}"
+
+
+def _export(name: str, value: str) -> str:
+    if is_secret(name):
+        return f'export {name}="${{{name}:?is a secret, not printed: set it first}}"'
+    return f"export {name}={shlex.quote(value)}"
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable's name says that its value must not be shown."""
+    return bool(_SECRET.search(name))
+
+
+def parse_time(text: str, source: str) -> int:
+    """Seconds of a time limit in Slurm's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
+
+    Raises:
+        UsageError: if the text is none of them, or zero.
+    """
+    match = _TIME.fullmatch(text)
+    if match is None:
+        msg = f"{source}: not a time limit. Write minutes, H:M:S or D-H:M:S."
+        raise UsageError(msg)
+    parts = [int(part) for part in match["parts"].split(":")]
+    if match["days"] is not None:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+        total = ((int(match["days"]) * 24 + hours) * 60 + minutes) * 60 + seconds
+    elif len(parts) == 3:
+        total = (parts[0] * 60 + parts[1]) * 60 + parts[2]
+    else:
+        minutes, seconds = (*parts, 0)[:2]
+        total = minutes * 60 + seconds
+    if total == 0:
+        msg = f"{source}: no time at all. Give at least one second (0:01)."
+        raise UsageError(msg)
+    return total
+
+
+def parse_env(
+    items: tuple[str, ...], source: str = "--env"
+) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """Split ``--env`` values into ``((NAME, VALUE), …)`` and the names without a value.
+
+    Raises:
+        UsageError: if a name is not a variable's name.
+    """
+    values: dict[str, str] = {}
+    names: list[str] = []
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not _VARIABLE.fullmatch(name):
+            msg = f"{source}: {name!r} is not a variable's name. Write NAME=VALUE or NAME."
+            raise UsageError(msg)
+        if "\0" in value:
+            msg = f"{source}: the value of {name} holds a NUL byte, which no variable can."
+            raise UsageError(msg)
+        if equals:
+            values[name] = value
+        elif name not in names:
+            names.append(name)
+    return tuple(values.items()), tuple(names)
+
+
+def make_spec(
+    settings: Mapping[str, Setting], *, workload: str | None = None, command: tuple[str, ...] = ()
+) -> JobSpec:
+    """Decide a job from its settings; the tutorials' flags come out in the per-node form.
+
+    ``command`` is the user's command, or the arguments of ``workload``. With neither, the job is
+    the default workload.
+
+    Raises:
+        UsageError: if a value is out of range or contradicts another.
+    """
+    if workload is None and not command:
+        workload = DEFAULT_WORKLOAD
+    values = {key: setting.value for key, setting in settings.items()}
+    nodes, ntasks_per_node, gpus_per_node = _layout(settings)
+    time = settings.get("time")
+    env, env_names = parse_env(tuple(values.get("env", ())))
+    return JobSpec(
+        command=() if workload else command,
+        workload=workload,
+        workload_args=command if workload else (),
+        job_name=values.get("job_name") or workload or _stem(command),
+        nodes=nodes,
+        ntasks_per_node=ntasks_per_node,
+        gpus_per_node=gpus_per_node,
+        cpus_per_task=_count(settings, "cpus_per_task"),
+        time=parse_time(time.value, time.source) if time else None,
+        launcher=_one_of(settings, "launcher", LAUNCHERS),
+        rendezvous=_one_of(settings, "rendezvous", RENDEZVOUS),
+        container_mounts=tuple(values.get("container_mounts", ())),
+        env=env,
+        env_names=env_names,
+        srun_args=tuple(values.get("srun_arg", ())),
+        **{key: values.get(key) for key in ("mem", "partition", "account", "qos", "constraint")},
+        **{
+            key: values.get(key)
+            for key in ("container_image", "container_workdir", "container_name")
+        },
+    )
+
+
+def _stem(command: tuple[str, ...]) -> str:
+    """A job name from a command: the script's name without its ending, else the program's."""
+    named = next((word for word in command if word.endswith((".py", ".sh"))), command[0])
+    return named.rstrip("/").rpartition("/")[2].removesuffix(".py").removesuffix(".sh") or "job"
+
+
+def _layout(settings: Mapping[str, Setting]) -> tuple[int, int, int | None]:
+    """``(nodes, ntasks_per_node, gpus_per_node)``; --ntasks and --gpus-per-task folded in."""
+    nodes = _count(settings, "nodes")
+    ntasks = _count(settings, "ntasks")
+    per_node = _count(settings, "ntasks_per_node")
+    gpus = _count(settings, "gpus_per_node", least=0)
+    gpus_per_task = _count(settings, "gpus_per_task", least=0)
+    if ntasks is not None:
+        source = settings["ntasks"].source
+        if nodes is None:
+            nodes = ntasks // per_node if per_node and ntasks % per_node == 0 else 1
+        if ntasks % nodes:
+            msg = (
+                f"{source}: cannot be spread evenly over {nodes} nodes, and DDP expects as many"
+                " ranks on each. Give --nodes and --ntasks-per-node."
+            )
+            raise UsageError(msg)
+        if per_node is not None and per_node * nodes != ntasks:
+            msg = (
+                f"{source} contradicts {settings['ntasks_per_node'].source}: {per_node} on each"
+                f" of {nodes} nodes are {per_node * nodes}. Leave one out."
+            )
+            raise UsageError(msg)
+        per_node = ntasks // nodes
+    if per_node is None:
+        per_node = gpus or 1
+    if gpus_per_task is not None:
+        if gpus is not None and gpus != gpus_per_task * per_node:
+            msg = (
+                f"{settings['gpus_per_task'].source} contradicts"
+                f" {settings['gpus_per_node'].source}: {per_node} ranks on a node need"
+                f" {gpus_per_task * per_node}. Leave one out."
+            )
+            raise UsageError(msg)
+        gpus = gpus_per_task * per_node
+    return nodes or 1, per_node, gpus
+
+
+def _count(settings: Mapping[str, Setting], key: str, least: int = 1) -> int | None:
+    """A whole number of at least ``least``, or None where it is not set."""
+    setting = settings.get(key)
+    if setting is None:
+        return None
+    value: int = setting.value
+    if value < least:
+        msg = f"{setting.source}: too few; must be {least} or more."
+        raise UsageError(msg)
+    return value
+
+
+def _one_of(settings: Mapping[str, Setting], key: str, known: tuple[str, ...]) -> str:
+    """One of the known words; the first where it is not set."""
+    setting = settings.get(key)
+    if setting is None:
+        return known[0]
+    if setting.value not in known:
+        msg = f"{setting.source}: must be {' or '.join(known)}."
+        raise UsageError(msg)
+    return str(setting.value)

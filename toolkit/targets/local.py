@@ -1,0 +1,441 @@
+"""The ``local`` target: N nodes of M tasks as processes on this machine.
+
+Each process gets the variables that a Slurm step would give it and is started through the same
+``entrypoint.pyz``, so that what resolves its rank here is what resolves it on a cluster.
+``TOOLKIT_TARGET=local`` tells the entrypoint that these "nodes" share one loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Self
+
+from toolkit import run_dir as run_dirs
+from toolkit.errors import UnavailableError, UsageError
+from toolkit.job import Failure, Outcome, Plan, Process, exit_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from toolkit.job import JobSpec
+    from toolkit.run_dir import RunDir
+    from toolkit.targets import View
+
+NAME = "local"
+
+#: A failed or cancelled run's other ranks get this long between SIGTERM and SIGKILL.
+GRACE_S = 2.0
+
+#: Variables of an outer launcher: none of them may reach ranks that this one starts.
+_OUTER = (
+    "SLURM_",
+    "SLURMD_",
+    "SRUN_",
+    "OMPI_COMM_WORLD_",
+    "PMI_",
+    "PMIX_",
+    "TORCHELASTIC_",
+    "GROUP_",
+)
+_OUTER_NAMES = frozenset(
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "ROLE_RANK",
+        "MASTER_ADDR",
+    }
+)
+_PORTS = range(10_000, 32_768)  # below Linux's ephemeral ports
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine has, and who we are on it."""
+
+    hostname: str
+    cpus: int
+    gpus: tuple[str, ...]  #: as CUDA_VISIBLE_DEVICES names them
+    python: str
+    job_id: int
+    port: int
+
+
+def probe(environ: Mapping[str, str]) -> Machine:
+    """Look at this machine: CPUs we may use, visible GPUs, a free port."""
+    listing = ""
+    if shutil.which("nvidia-smi"):
+        listing = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False
+        ).stdout
+    return Machine(
+        hostname=platform.node(),
+        cpus=len(os.sched_getaffinity(0)),
+        gpus=visible_gpus(environ.get("CUDA_VISIBLE_DEVICES"), listing),
+        python=sys.executable,
+        job_id=os.getpid(),
+        port=_free_port(os.getpid()),
+    )
+
+
+def visible_gpus(cuda_visible_devices: str | None, listing: str) -> tuple[str, ...]:
+    """The GPUs that a process here may use, as CUDA_VISIBLE_DEVICES names them.
+
+    Args:
+        cuda_visible_devices: the variable; names (``GPU-8932f9``, ``MIG-…``) stay as they are.
+        listing: what ``nvidia-smi -L`` prints: one line ``GPU 0: …`` a device.
+    """
+    installed = [line for line in listing.splitlines() if line.startswith("GPU ")]
+    if not installed:
+        return ()
+    if cuda_visible_devices is None:
+        return tuple(str(index) for index in range(len(installed)))
+    return tuple(name for word in cuda_visible_devices.split(",") if (name := word.strip()))
+
+
+def divide_gpus(gpus: tuple[str, ...], spec: JobSpec) -> tuple[list[str] | None, str | None]:
+    """Each node's CUDA_VISIBLE_DEVICES, and a note where that is not what the user may expect.
+
+    None leaves the variable alone (there is no GPU here). With fewer GPUs than ranks the ranks
+    train on CPUs: a GPU shared by two ranks is slower than one alone and NCCL refuses it.
+    """
+    if spec.gpus_per_node == 0:
+        return [""] * spec.nodes, None
+    if not gpus:
+        note = "no GPU is visible here: ranks use gloo on CPUs" if spec.gpus_per_node else None
+        return None, note
+    wanted = max(spec.gpus_per_node or 0, spec.ntasks_per_node)
+    if len(gpus) < wanted * spec.nodes:
+        note = (
+            f"{len(gpus)} visible GPUs are fewer than the {wanted * spec.nodes} that {spec.ntasks}"
+            f" ranks need: ranks use gloo on CPUs"
+        )
+        return [""] * spec.nodes, note
+    share = spec.gpus_per_node or len(gpus) // spec.nodes
+    return [",".join(gpus[node * share : (node + 1) * share]) for node in range(spec.nodes)], None
+
+
+def plan(
+    spec: JobSpec,
+    path: Path,
+    *,
+    cwd: Path,
+    environ: Mapping[str, str],
+    record: Mapping[str, object],
+) -> Plan:
+    """What will be executed on this machine, as it is now: one process a rank."""
+    return compose(spec, path, cwd=cwd, environ=environ, record=record, machine=probe(environ))
+
+
+def compose(
+    spec: JobSpec,
+    path: Path,
+    *,
+    cwd: Path,
+    environ: Mapping[str, str],
+    record: Mapping[str, object],
+    machine: Machine,
+) -> Plan:
+    """The plan for a given machine. Pure.
+
+    Args:
+        spec: the job.
+        path: the run directory.
+        cwd: where the ranks start.
+        environ: the caller's environment.
+        record: what ``run.json`` keeps.
+        machine: what this machine has.
+
+    Raises:
+        UsageError: if ``--env NAME`` names a variable that is not set.
+    """
+    missing = [name for name in spec.env_names if name not in environ]
+    if missing:
+        msg = f"--env {missing[0]}: {missing[0]} is not set in your environment. Export it first."
+        raise UsageError(msg)
+    own = dict(spec.env)
+    cpus_per_task = spec.cpus_per_task or max(1, machine.cpus // spec.ntasks)
+    nodes = f"node[0-{spec.nodes - 1}]" if spec.nodes > 1 else "node0"
+    layout = (
+        f"{spec.ntasks_per_node}(x{spec.nodes})" if spec.nodes > 1 else str(spec.ntasks_per_node)
+    )
+    step = {
+        "SLURM_JOB_ID": machine.job_id,
+        "SLURM_JOB_NAME": spec.job_name,
+        "SLURM_JOB_NODELIST": nodes,
+        "SLURM_JOB_NUM_NODES": spec.nodes,
+        "SLURM_NNODES": spec.nodes,
+        "SLURM_NODELIST": nodes,
+        "SLURM_NTASKS": spec.ntasks,
+        "SLURM_NTASKS_PER_NODE": spec.ntasks_per_node,
+        "SLURM_TASKS_PER_NODE": layout,
+        "SLURM_CPUS_PER_TASK": cpus_per_task,
+        "SLURM_CPUS_ON_NODE": cpus_per_task * spec.ntasks_per_node,
+        "SLURM_STEP_ID": 0,
+        "SLURM_STEP_NODELIST": nodes,
+        "SLURM_STEP_NUM_NODES": spec.nodes,
+        "SLURM_STEP_NUM_TASKS": spec.ntasks,
+        "SLURM_STEP_TASKS_PER_NODE": layout,
+    }
+    env = {
+        "TOOLKIT_TARGET": "local",
+        "TOOLKIT_RUN_DIR": str(path),
+        **{name: str(value) for name, value in step.items()},
+        "PYTHONUNBUFFERED": "1",
+    }
+    if "MASTER_PORT" not in environ:
+        env["MASTER_PORT"] = str(machine.port)
+    if "GLOO_SOCKET_IFNAME" not in environ and sys.platform == "linux":
+        env["GLOO_SOCKET_IFNAME"] = "lo"  # a laptop's own host name often resolves to nowhere
+    if spec.rendezvous == "file":
+        env["TOOLKIT_INIT_METHOD"] = f"file://{path / 'rendezvous'}"
+    gpus, note = divide_gpus(machine.gpus, spec)
+    ignored = [
+        f"{name} has no effect on this machine"
+        for name, value in (
+            ("--container-image", spec.container_image),
+            ("--container-mounts", spec.container_mounts),
+            ("--srun-arg", spec.srun_args),
+        )
+        if value
+    ]
+    processes = []
+    for rank in range(spec.ntasks):
+        node, local_rank = divmod(rank, spec.ntasks_per_node)
+        variables = {
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": str(local_rank),
+            "SLURM_NODEID": str(node),
+            "SLURMD_NODENAME": f"node{node}",
+        }
+        if gpus is not None:
+            variables["CUDA_VISIBLE_DEVICES"] = gpus[node]
+        processes.append(
+            Process(
+                argv=_argv(spec, path, machine.python),
+                env=variables,
+                label=f"rank {rank}",
+                log=run_dirs.log_name(rank),
+            )
+        )
+    return Plan(
+        title=f"toolkit run: {spec.nodes} x {spec.ntasks_per_node} ranks on this machine",
+        run_dir=path,
+        cwd=cwd,
+        stage=run_dirs.stage_command(path, record, workload=spec.workload is not None),
+        processes=tuple(processes),
+        env={**env, **own},
+        unset=tuple(sorted(name for name in environ if _is_outer(name))),
+        notes=tuple(filter(None, [note, *ignored])),
+    )
+
+
+def _is_outer(name: str) -> bool:
+    return name in _OUTER_NAMES or (name.startswith(_OUTER) and name != "SLURM_CONF")
+
+
+def _argv(spec: JobSpec, path: Path, python: str) -> tuple[str, ...]:
+    """A rank's command, behind the entrypoint; isolated, so no folder of the user breaks it."""
+    command = spec.command
+    if spec.workload is not None:
+        command = (python, str(path / run_dirs.WORKLOADS), spec.workload, *spec.workload_args)
+    return (python, "-I", "-S", str(path / run_dirs.ENTRYPOINT), "--", *command)
+
+
+def check(spec: JobSpec) -> None:
+    """Raise UnavailableError where this Python cannot run the job."""
+    from importlib.util import find_spec  # noqa: PLC0415 - two milliseconds that --dry-run need not pay
+
+    missing = [name for name in ("torch", "torch_geometric") if find_spec(name) is None]
+    if spec.workload is not None and missing:
+        msg = (
+            f"The workload {spec.workload!r} needs {' and '.join(missing)}, which"
+            f" {sys.executable} does not have. Install them:"
+            " pip install -c constraints.txt 'pyg-slurm-toolkit[workloads]'"
+        )
+        raise UnavailableError(msg)
+
+
+class _Rank:
+    """A started rank: its process, the thread that reads its output, its log."""
+
+    def __init__(
+        self, rank: int, process: subprocess.Popen[bytes], log: IO[bytes], view: View
+    ) -> None:
+        self.rank = rank
+        self.process = process
+        self._log = log
+        self._view = view
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._log.write(line)
+            self._log.flush()
+            self._view.line(self.rank, line.decode(errors="replace").rstrip("\r\n"))
+
+    def wait(self) -> int:
+        """The exit code, 128+n for a signal."""
+        code = self.process.wait()
+        return code if code >= 0 else 128 - code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the rank and whatever it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def drain(self) -> None:
+        """Read what is left; a grandchild that holds the pipe open is not waited for."""
+        self._reader.join(timeout=1.0)
+        if not self._reader.is_alive():
+            self._log.close()
+
+
+def run(spec: JobSpec, plan: Plan, run: RunDir, view: View, environ: Mapping[str, str]) -> Outcome:
+    """Start every rank, pass on what they print, and end all within seconds when one fails.
+
+    A time limit ends the run with 124, SIGINT and SIGTERM with 130.
+    """
+    begun = time.time()
+    ended: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+    ranks: list[_Rank] = []
+    failure: Failure | None = None
+    with _Signals() as signals:
+        try:
+            for number, process in enumerate(plan.processes):
+                started = _start(process, plan.environment(process, environ), plan.cwd)
+                ranks.append(_Rank(number, started, run.log(number).open("wb"), view))
+                threading.Thread(target=_report, args=(ranks[-1], ended), daemon=True).start()
+            deadline = begun + spec.time if spec.time else None
+            running = len(ranks)
+            while running and failure is None:
+                view.poll(run)
+                failure = _interrupted(signals, deadline, spec)
+                try:
+                    rank, code = ended.get(timeout=0.1)
+                except queue.Empty:
+                    continue
+                running -= 1
+                if code and failure is None:
+                    failure = _failed(rank, code)
+        finally:
+            _end(ranks)
+    view.poll(run)
+    if failure and failure.rank is not None:
+        failure = _describe(failure, run)
+    return Outcome(
+        exit_code=failure.exit_code if failure else 0,
+        started=begun,
+        ended=time.time(),
+        hosts=(platform.node(),) * spec.nodes,
+        failure=failure,
+    )
+
+
+class _Signals:
+    """Notes SIGINT, SIGTERM and SIGHUP instead of dying of them, so that no rank is left behind."""
+
+    def __init__(self) -> None:
+        self.caught: signal.Signals | None = None
+        self._before: dict[signal.Signals, object] = {}
+
+    def _note(self, number: int, _frame: object) -> None:
+        self.caught = signal.Signals(number)
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() itself returned
+
+
+def _start(process: Process, env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        process.argv,
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C reaches us alone, and we end the rank with all it started
+    )
+
+
+def _report(rank: _Rank, ended: queue.SimpleQueue[tuple[int, int]]) -> None:
+    ended.put((rank.rank, rank.wait()))
+
+
+def _interrupted(signals: _Signals, deadline: float | None, spec: JobSpec) -> Failure | None:
+    if signals.caught is not None:
+        return Failure("toolkit", f"was cancelled by {signals.caught.name}", 130)
+    if deadline is not None and time.time() > deadline:
+        return Failure("toolkit", f"reached its time limit of {spec.time} s", 124)
+    return None
+
+
+def _failed(rank: int, code: int) -> Failure:
+    return Failure("workload", exit_reason(code), code, rank=rank)
+
+
+def _describe(failure: Failure, run: RunDir) -> Failure:
+    """Add where the rank ran and what it printed last."""
+    assert failure.rank is not None
+    record = run.rank_record(failure.rank)
+    return Failure(
+        # The entrypoint leaves its record just before the rank's command takes over.
+        origin="workload" if record else "toolkit",
+        reason=failure.reason,
+        exit_code=failure.exit_code,
+        rank=failure.rank,
+        host=platform.node(),
+        last_lines=tuple(run.last_lines(failure.rank)),
+    )
+
+
+def _end(ranks: list[_Rank]) -> None:
+    """End every rank that still runs: SIGTERM, a short grace, SIGKILL."""
+    for rank in ranks:
+        if rank.process.poll() is None:
+            rank.signal(signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_S
+    for rank in ranks:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+    for rank in ranks:
+        rank.signal(signal.SIGKILL)  # also what an ended rank left running in its group
+        rank.process.wait()
+        rank.drain()
+
+
+def _free_port(seed: int) -> int:
+    """A port that nothing listens on, outside the range that outgoing connections use."""
+    for step in range(len(_PORTS)):
+        port = _PORTS[(seed + step) % len(_PORTS)]
+        with socket.socket() as probe_socket:
+            probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe_socket.bind(("", port))
+            except OSError:
+                continue
+            return port
+    msg = f"No free port was found between {_PORTS.start} and {_PORTS.stop - 1}."
+    raise UnavailableError(msg)
