@@ -1,0 +1,203 @@
+"""Build an image: what is asked for, the engine's stream, and what came out of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+from toolkit.errors import BuildError, UsageError
+from toolkit.image import buildkit
+from toolkit.image.stream import TAIL, View, failure, short
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from toolkit.image.engine import Engine
+
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildSpec:
+    """What to build, decided once."""
+
+    context: Path
+    dockerfile: Path
+    tag: str
+    """``HOST/PATH:TAG``, given to the image when it is built and checked."""
+    build_args: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    platform: str | None = None
+    network: str | None = None
+    pull: bool = False
+    no_cache: bool = False
+
+    def argv(self) -> list[str]:
+        """The docker command line that builds the same image, less the tag."""
+        argv = ["docker", "build", f"--file={self.dockerfile}"]
+        argv += [f"--build-arg={name}={value}" for name, value in self.build_args.items()]
+        argv += [f"--label={name}={value}" for name, value in self.labels.items()]
+        options = {"--platform": self.platform, "--network": self.network}
+        argv += [f"{name}={value}" for name, value in options.items() if value]
+        switches = {"--pull": self.pull, "--no-cache": self.no_cache}
+        argv += [name for name, wanted in switches.items() if wanted]
+        return [*argv, str(self.context)]
+
+
+@dataclass(frozen=True)
+class Built:
+    """An image as the engine describes it."""
+
+    image_id: str
+    platform: str
+    """Such as ``linux/amd64``."""
+    size: int
+    """In bytes."""
+
+
+def build(engine: Engine, spec: BuildSpec, view: View, *, with_buildkit: bool = False) -> Built:
+    """Build, compare the platform with the one asked for, and only then give the image its tag.
+
+    Raises:
+        BuildError: Where a step fails or another platform came out.
+        UnavailableError: Where BuildKit is asked for and the docker command line lacks it.
+    """
+    import docker  # noqa: PLC0415 - heavy, and only for builds
+    import requests  # noqa: PLC0415
+
+    try:
+        image_id = (
+            buildkit.build(engine, spec, view) if with_buildkit else _classic(engine, spec, view)
+        )
+        image = engine.client.images.get(image_id)
+        attrs = image.attrs
+        built = Built(image_id, f"{attrs['Os']}/{attrs['Architecture']}", attrs["Size"])
+        if spec.platform and not same_platform(spec.platform, built.platform):
+            raise BuildError(
+                f"--platform {spec.platform} was asked for, but a {built.platform} image came out: "
+                "the base image that the engine has is not for that platform, or the engine cannot "
+                "emulate it; pull the base for it first (--pull) or build on such a machine"
+            )
+        repository, _, tag = spec.tag.rpartition(":")
+        image.tag(repository, tag)
+    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        raise BuildError(f"the engine ended the build of {spec.tag}: {error}") from error
+    return built
+
+
+def _classic(engine: Engine, spec: BuildSpec, view: View) -> str:
+    # images.build of docker-py would drop the stream's order and keep failed containers.
+    stream = engine.client.api.build(
+        path=str(spec.context),
+        dockerfile=str(spec.dockerfile),
+        buildargs=dict(spec.build_args),
+        labels=dict(spec.labels),
+        platform=spec.platform,
+        network_mode=spec.network,
+        pull=spec.pull,
+        nocache=spec.no_cache,
+        rm=True,
+        forcerm=True,
+        decode=True,
+    )
+    return follow(stream, view)
+
+
+def follow(stream: Iterable[Mapping[str, Any]], view: View) -> str:
+    """Show the classic builder's stream; return the image's id, which only this build can have.
+
+    Raises:
+        BuildError: Where a step fails, with its last lines, or the stream has no image at its end.
+    """
+    step, image_id = "", ""
+    tail: deque[str] = deque(maxlen=TAIL)
+    for item in stream:
+        if "error" in item:
+            raise BuildError(failure(step, str(item["error"]), tail))
+        aux = item.get("aux")
+        if isinstance(aux, dict) and "ID" in aux:
+            image_id = aux["ID"]
+        for line in _lines(item):
+            match = re.match(r"Step (\d+)/(\d+) : (.*)", line)
+            if match:
+                step = f"step {match[1]}/{match[2]}, {short(match[3])}"
+                tail.clear()
+                view.step(int(match[1]), int(match[2]), match[3])
+            else:
+                tail.append(line)
+                view.line(line)
+    if not image_id:
+        raise BuildError(failure(step, "the engine's stream ended without an image", tail))
+    return image_id
+
+
+def _lines(item: Mapping[str, Any]) -> list[str]:
+    """The lines of an item: a step's output, or the state of a layer of the base being pulled."""
+    if "status" in item and not item.get("progressDetail"):
+        return [" ".join(str(item[key]) for key in ("id", "status") if item.get(key))]
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(item.get("stream", "")))
+    return [line for line in re.split(r"[\r\n]+", text) if line.strip()]
+
+
+def normal_platform(text: str) -> str:
+    """``amd64``, ``x86_64`` and ``linux/amd64`` are all ``linux/amd64``.
+
+    Raises:
+        UsageError: Where it is no platform.
+    """
+    machine = text.lower().removeprefix("linux/")
+    machine = ARCHITECTURES.get(machine, machine)
+    if not re.fullmatch(r"[a-z0-9_]+(/v\d)?", machine):
+        raise UsageError(f"--platform {text!r}: write linux/amd64 or linux/arm64")
+    return f"linux/{machine}"
+
+
+def same_platform(asked: str, built: str) -> bool:
+    """Whether they are one platform; a variant such as ``/v8`` is not in an image's description."""
+    return asked.split("/")[:2] == built.split("/")[:2]
+
+
+def secret_arguments(build_args: Mapping[str, str]) -> list[str]:
+    """The names of build arguments that look like secrets: their values stay in the image."""
+    words = re.compile(r"token|passw|secret|credential|api_?key|private_?key", re.IGNORECASE)
+    return [
+        name
+        for name, value in build_args.items()
+        if value and (words.search(name) or re.search(r"://[^/@\s]+@", value))
+    ]
+
+
+def source_labels(context: Path) -> dict[str, str]:
+    """Revision and source of the code, where git knows them; ``-dirty`` where files are changed."""
+
+    def git(*argv: str) -> str:
+        try:
+            return subprocess.run(
+                ["git", "-C", str(context), *argv],
+                capture_output=True, text=True, timeout=30, check=True,
+            ).stdout.strip()  # fmt: skip
+        except (OSError, subprocess.SubprocessError):
+            return ""
+
+    labels = {}
+    revision = git("rev-parse", "HEAD")
+    if revision:
+        dirty = "-dirty" if git("status", "--porcelain", "--", ".") else ""
+        labels["org.opencontainers.image.revision"] = revision + dirty
+    source = without_login(git("remote", "get-url", "origin"))
+    if source:
+        labels["org.opencontainers.image.source"] = source
+    return labels
+
+
+def without_login(url: str) -> str:
+    """A remote's URL without the user name and token that it may carry."""
+    parts = urlsplit(url)
+    return (
+        urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if parts.scheme else url
+    )

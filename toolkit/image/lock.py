@@ -1,0 +1,81 @@
+"""``image.lock``: the image that was pushed, so that a run starts exactly that one."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FILE_NAME = "image.lock"
+HEAD = "# Written by `toolkit push`. `toolkit run` starts exactly this image; commit this file.\n"
+
+
+@dataclass(frozen=True)
+class Lock:
+    """An image as a registry has it."""
+
+    reference: str
+    """What was pushed: ``HOST/PATH:TAG``."""
+    digest: str
+    """The registry's own: ``sha256:…``."""
+    platform: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of Python, torch and PyG in the image, as far as they are known."""
+
+
+def write(lock: Lock, folder: Path) -> Path:
+    """Write ``image.lock`` in ``folder``, whole or not at all."""
+    text = HEAD + "".join(
+        f"{name} = {json.dumps(value)}\n"
+        for name, value in (
+            ("reference", lock.reference),
+            ("digest", lock.digest),
+            ("platform", lock.platform),
+        )
+    )
+    if lock.versions:
+        # A JSON string is a TOML string too.
+        lines = [f"{name} = {json.dumps(value)}\n" for name, value in lock.versions.items()]
+        text += "\n[versions]\n" + "".join(lines)
+    path = folder / FILE_NAME
+    descriptor, name = tempfile.mkstemp(dir=folder, prefix=f".{FILE_NAME}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def read(folder: Path) -> Lock | None:
+    """The lock in ``folder``, or None where there is none.
+
+    Raises:
+        UsageError: Where the file is damaged.
+    """
+    path = folder / FILE_NAME
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return Lock(
+            reference=table["reference"],
+            digest=table["digest"],
+            platform=table["platform"],
+            versions=table.get("versions", {}),
+        )
+    except FileNotFoundError:
+        return None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError) as error:
+        raise UsageError(f"{path} is damaged ({error}): push again, or remove it") from error
