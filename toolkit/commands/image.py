@@ -6,6 +6,42 @@ from typing import Annotated
 
 import typer
 
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="The engine's address [default: DOCKER_HOST, docker's context, sockets].",
+    ),
+]
+
+
+def configured_image() -> str | None:
+    """``container-image`` of toolkit.toml or its variable, as ``toolkit run`` takes it."""
+    import os
+    from pathlib import Path
+
+    from toolkit import config
+
+    setting = config.settings({}, os.environ, Path.cwd()).get("container_image")
+    return str(setting.value) if setting else None
+
+
+def image_or_configured(image: str | None) -> str:
+    """The image that was named, else the configured one.
+
+    Raises:
+        UsageError: Where there is none.
+    """
+    from toolkit.errors import UsageError
+
+    found = image or configured_image()
+    if not found:
+        raise UsageError(
+            "no image: name one, or set container-image in [job] of toolkit.toml "
+            "or TOOLKIT_CONTAINER_IMAGE"
+        )
+    return found
+
 
 def ref(
     reference: Annotated[

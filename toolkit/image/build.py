@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections import deque
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from toolkit.errors import BuildError, UsageError
-from toolkit.image import buildkit
+from toolkit.image import buildkit, reference, versions
+from toolkit.image.lock import PYG_LABEL
 from toolkit.image.stream import TAIL, View, failure, short
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from toolkit.image.engine import Engine
 
+TORCH_INDEXES = "https://download.pytorch.org/whl"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -36,6 +39,8 @@ class BuildSpec:
     network: str | None = None
     pull: bool = False
     no_cache: bool = False
+    warning: str | None = None
+    """What will be missing, and need not be."""
 
     def argv(self) -> list[str]:
         """The docker command line that builds the same image, less the tag."""
@@ -47,6 +52,67 @@ class BuildSpec:
         switches = {"--pull": self.pull, "--no-cache": self.no_cache}
         argv += [name for name, wanted in switches.items() if wanted]
         return [*argv, str(self.context)]
+
+
+def make_spec(
+    context: Path,
+    name: str,
+    *,
+    variant: str,
+    file: Path | None = None,
+    base: str | None = None,
+    build_args: Iterable[str] = (),
+    platform: str | None = None,
+    **options: Any,
+) -> BuildSpec:
+    """What to build, checked before anything is sent.
+
+    Args:
+        context: the folder that is sent.
+        name: the image's name; its tag is ``latest`` where it has none.
+        variant: ``cpu``, ``cuda``, or a CUDA version such as ``cu130``.
+        file: the Dockerfile, else the one in the context.
+        base: base image, or None for the Dockerfile's own.
+        build_args: ``NAME=VALUE`` each, or ``NAME`` for the value of that variable here.
+        platform: such as ``linux/amd64`` or ``amd64``.
+        options: ``network``, ``pull`` and ``no_cache`` of the spec.
+
+    Raises:
+        UsageError: Where a value is wrong, versions cannot work together, or a secret would leak.
+    """
+    versions.check_variant(variant)
+    repository, tag = reference.parse(name).push_target()
+    arguments = build_arguments(variant, base, build_args)
+    secrets = secret_arguments(arguments)
+    if secrets:
+        raise UsageError(
+            f"--build-arg {', '.join(secrets)} looks like a secret, and the value of a build "
+            "argument stays in the image's history: pip and git take theirs from files instead"
+        )
+    root = context.resolve()
+    pins = _pins(root / "constraints.txt", arguments)
+    found = versions.conflicts(pins, variant)
+    if found:
+        raise UsageError(f"these versions cannot work together: {'; '.join(found)}")
+    labels = {"org.opencontainers.image.version": tag, **source_labels(root)}
+    if "torch-geometric" in pins and not base:  # a base may bring its own
+        labels[PYG_LABEL] = pins["torch-geometric"]
+    return BuildSpec(
+        context=root,
+        dockerfile=(file or context / "Dockerfile").resolve(),
+        tag=f"{repository}:{tag}",
+        build_args=arguments,
+        labels=labels,
+        platform=normal_platform(platform) if platform else None,
+        warning=versions.without_wheels(pins, variant),
+        **options,
+    )
+
+
+def _pins(constraints: Path, arguments: Mapping[str, str]) -> dict[str, str]:
+    pins = versions.read_pins(constraints.read_text("utf-8")) if constraints.is_file() else {}
+    asked = {"TORCH_VERSION": "torch", "PYG_VERSION": "torch-geometric"}
+    return pins | {pin: arguments[name] for name, pin in asked.items() if name in arguments}
 
 
 @dataclass(frozen=True)
@@ -172,8 +238,45 @@ def secret_arguments(build_args: Mapping[str, str]) -> list[str]:
     ]
 
 
+def build_arguments(variant: str, base: str | None, given: Iterable[str]) -> dict[str, str]:
+    """The Dockerfile's arguments; those that are given win.
+
+    Args:
+        variant: ``cpu``, ``cuda``, or a CUDA version such as ``cu130``.
+        base: base image, or None for the Dockerfile's own.
+        given: ``NAME=VALUE`` each, or ``NAME`` for the value of that variable here.
+
+    Raises:
+        UsageError: Where one has no name, or names a variable that is not set.
+    """
+    found = {"VARIANT": "cpu" if variant == "cpu" else "cuda"}
+    if variant not in {"cpu", "cuda"}:
+        found["TORCH_INDEX"] = f"{TORCH_INDEXES}/{variant}"
+    if base:
+        found["BASE"] = base
+    for argument in given:
+        name, equals, value = argument.partition("=")
+        if not equals and name in os.environ:
+            value = os.environ[name]
+        elif not (name and equals):
+            raise UsageError(f"--build-arg {argument!r}: write NAME=VALUE, or NAME of a variable")
+        found[name] = value
+    return found
+
+
+def platform_note(asked: str | None, built: str) -> str | None:
+    """A warning where no platform was asked for and the result is not what most clusters run."""
+    if asked or built == "linux/amd64":
+        return None
+    return (
+        f"the image is for {built}, as is this engine; a cluster of another architecture cannot "
+        "start it: ask for one with --platform linux/amd64"
+    )
+
+
 def source_labels(context: Path) -> dict[str, str]:
     """Revision and source of the code, where git knows them; ``-dirty`` where files are changed."""
+    found = {}
 
     def git(*argv: str) -> str:
         try:
@@ -184,15 +287,14 @@ def source_labels(context: Path) -> dict[str, str]:
         except (OSError, subprocess.SubprocessError):
             return ""
 
-    labels = {}
     revision = git("rev-parse", "HEAD")
     if revision:
         dirty = "-dirty" if git("status", "--porcelain", "--", ".") else ""
-        labels["org.opencontainers.image.revision"] = revision + dirty
+        found["org.opencontainers.image.revision"] = revision + dirty
     source = without_login(git("remote", "get-url", "origin"))
     if source:
-        labels["org.opencontainers.image.source"] = source
-    return labels
+        found["org.opencontainers.image.source"] = source
+    return found
 
 
 def without_login(url: str) -> str:

@@ -4,6 +4,7 @@
 ``python3 FILE all|gpu|rank``. Each check prints one JSON object on a line of its own, at once, so
 that the checks before a crash are known.
 """
+# ruff: noqa: PLC0415 - torch and PyG are what is under test, so each check imports them itself
 
 from __future__ import annotations
 
@@ -60,8 +61,8 @@ def check_sandbox() -> str:
 
 
 def check_python() -> str:
-    """Python itself, and the hash of PATH in a login shell, which enroot starts."""
-    found = sys.executable
+    """The Python of PATH is the one of a login shell too, which is what enroot starts."""
+    here = os.path.realpath(os.path.dirname(sys.executable))  # noqa: PTH120
     shell = subprocess.run(
         ["/bin/sh", "-lc", "command -v python3"],
         stdout=subprocess.PIPE,
@@ -70,14 +71,12 @@ def check_python() -> str:
         timeout=30,
         check=False,
     ).stdout.strip()
-    if shell and os.path.realpath(os.path.dirname(shell)) != os.path.realpath(  # noqa: PTH120
-        os.path.dirname(found)  # noqa: PTH120
-    ):
+    if os.path.realpath(os.path.dirname(shell)) != here:  # noqa: PTH120
         raise FailedError(
-            f"python3 is {found}, but {shell} in a login shell, which enroot starts: "
-            "set PATH in /etc/profile.d too"
+            f"python3 is {sys.executable}, but {shell or 'not found'} in a login shell, which "
+            "enroot starts: set PATH in /etc/profile.d too"
         )
-    return f"{platform.python_version()} at {found}"
+    return f"{platform.python_version()} at {sys.executable}"
 
 
 def check_torch() -> str:
@@ -179,8 +178,7 @@ def check_entrypoint() -> str:
     result = subprocess.run(
         [sys.executable, "-I", "-S", "-c", start],
         env={**os.environ, **SLURM},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=30,
         check=False,
@@ -202,7 +200,9 @@ def check_gpu() -> str:
     if not torch.version.cuda:
         raise FailedError(f"torch {torch.__version__} is a build without CUDA")
     if not torch.cuda.is_available():
-        raise FailedError("torch sees no GPU: is the driver there, and new enough for CUDA ")
+        raise FailedError(
+            f"torch sees no GPU: is the driver there, and new enough for CUDA {torch.version.cuda}?"
+        )
     names = []
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
@@ -224,15 +224,14 @@ def check_nccl() -> str:
     import torch.distributed as dist
 
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    store = dist.HashStore()
     torch.cuda.set_device(0)
-    dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
     value = torch.ones(1024, device="cuda")
     dist.all_reduce(value)
     dist.destroy_process_group()
     if value.sum().item() != 1024:
         raise FailedError("the all-reduce gave a wrong sum")
-    return "NCCL " + ".".join(str(part) for part in torch.cuda.nccl.version())
+    return "NCCL " + ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
 
 
 def rank() -> None:
@@ -249,7 +248,8 @@ def rank() -> None:
     model(torch.full((1, 4), float(number + 1))).sum().backward()
     gradient = next(model.parameters()).grad
     mean = (size + 1) / 2
-    assert gradient is not None and torch.allclose(gradient, torch.full((1, 4), mean)), gradient
+    assert gradient is not None
+    assert torch.allclose(gradient, torch.full((1, 4), mean)), gradient
     total = torch.tensor([number + 1])
     dist.all_reduce(total)
     assert total.item() == size * (size + 1) // 2, total

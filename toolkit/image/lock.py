@@ -8,7 +8,7 @@ import tempfile
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import UsageError
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FILE_NAME = "image.lock"
+PYG_LABEL = "org.pyg.version"
 HEAD = "# Written by `toolkit push`. `toolkit run` starts exactly this image; commit this file.\n"
 
 
@@ -30,6 +31,14 @@ class Lock:
     platform: str
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of Python, torch and PyG in the image, as far as they are known."""
+
+
+def declared_versions(config: Mapping[str, Any]) -> dict[str, str]:
+    """What an image says of itself, where it was not tested: its label and PYTORCH_VERSION."""
+    environ = dict(entry.partition("=")[::2] for entry in config.get("Env") or [])
+    labels = config.get("Labels") or {}
+    found = {"torch": environ.get("PYTORCH_VERSION"), "torch-geometric": labels.get(PYG_LABEL)}
+    return {name: version for name, version in found.items() if version}
 
 
 def write(lock: Lock, folder: Path) -> Path:

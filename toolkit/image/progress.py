@@ -20,7 +20,8 @@ class Plain:
 
     def step(self, number: int, total: int, text: str) -> None:
         """Show that a step of a build has begun."""
-        print(f"step {number}{f'/{total}' if total else ''}: {text}", file=sys.stderr, flush=True)
+        which = f"{number}/{total}" if total else str(number)
+        print(f"step {which}: {' '.join(text.split())}", file=sys.stderr, flush=True)
 
     def line(self, text: str) -> None:
         """Show a line that a step printed."""

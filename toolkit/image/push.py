@@ -42,7 +42,7 @@ def push(engine: Engine, repository: str, tag: str, login: Login, view: LayerVie
         )
         return follow(stream, repository, tag, login, view)
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        raise failure(str(error), repository, tag, login) from error
+        raise failure("push", str(error), repository, tag, login) from error
 
 
 def follow(
@@ -58,7 +58,8 @@ def follow(
     for item in stream:
         if "error" in item or "errorDetail" in item:
             detail = item.get("errorDetail") or {}
-            raise failure(str(detail.get("message") or item.get("error")), repository, tag, login)
+            reason = str(detail.get("message") or item.get("error"))
+            raise failure("push", reason, repository, tag, login)
         aux = item.get("aux")
         if isinstance(aux, dict) and aux.get("Digest"):
             digest = aux["Digest"]
@@ -78,10 +79,12 @@ def follow(
     return digest
 
 
-def failure(reason: str, repository: str, tag: str, login: Login) -> PushError | CredentialsError:
+def failure(
+    verb: str, reason: str, repository: str, tag: str, login: Login
+) -> PushError | CredentialsError:
     """The error for what a registry or the engine said, with what to do about it."""
     image = f"{repository}:{tag}"
-    said = f"push of {image} to {login.registry} failed: {reason.strip()}"
+    said = f"{verb} of {image} to {login.registry} failed: {reason.strip()}"
     if REFUSED.search(reason):
         return CredentialsError(f"{said}. {login.advice()}")
     if "HTTP response to HTTPS client" in reason:

@@ -1,0 +1,108 @@
+"""``toolkit push``: an image to a registry, and its digest into ``image.lock``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolkit.commands.image import EngineOption, image_or_configured
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from toolkit.image.engine import Engine
+    from toolkit.image.lock import Lock
+    from toolkit.image.login import Login
+
+Username = Annotated[
+    str | None, typer.Option(help="User at the registry; its password is read from stdin.")
+]
+PasswordStdin = Annotated[
+    bool, typer.Option("--password-stdin", help="Read the password of --username from stdin.")
+]
+
+
+def push(
+    image: Annotated[
+        str | None,
+        typer.Argument(metavar="[IMAGE]", help="Image [default: container-image of toolkit.toml]."),
+    ] = None,
+    *,
+    username: Username = None,
+    password_stdin: PasswordStdin = False,
+    engine: EngineOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be pushed; push nothing.")
+    ] = False,
+) -> None:
+    """Push an image, print the registry's digest and record it in image.lock."""
+    import json
+
+    from toolkit.image import engine as engines
+    from toolkit.image import reference
+
+    parsed = reference.parse(image_or_configured(image))
+    repository, tag = parsed.push_target()
+    if dry_run:
+        typer.echo(f"docker push {repository}:{tag}")
+        return
+    login = login_for(str(parsed.registry), username, password_stdin=password_stdin)
+    with engines.connect(engine) as found:
+        typer.echo(f"engine: {found.describe()}", err=True)
+        lock = push_and_lock(found, repository, tag, login)
+    if as_json:
+        typer.echo(json.dumps(vars(lock), indent=2))
+    else:
+        typer.echo(f"{repository}@{lock.digest}")
+
+
+def login_for(registry: str, username: str | None, *, password_stdin: bool) -> Login:
+    """The login given with the command, else the stored one.
+
+    Raises:
+        UsageError: Where only one of user name and password is given.
+    """
+    from toolkit.errors import UsageError
+    from toolkit.image import login
+
+    if bool(username) != password_stdin:
+        raise UsageError("--username and --password-stdin go together: the password comes on stdin")
+    given = None
+    if username:
+        password = sys.stdin.readline().rstrip("\r\n")
+        if not password:
+            raise UsageError("--password-stdin: stdin is empty")
+        given = (username, password)
+    return login.find(registry, given)
+
+
+def push_and_lock(
+    engine: Engine,
+    repository: str,
+    tag: str,
+    login: Login,
+    versions: Mapping[str, str] | None = None,
+) -> Lock:
+    """Push, and write ``image.lock`` only when the registry has confirmed."""
+    from toolkit.image import lock as locks
+    from toolkit.image import progress
+    from toolkit.image.push import push as push_image
+
+    if login.problem:
+        typer.echo(f"warning: {login.problem}", err=True)
+    with progress.layers_shown() as view:
+        digest = push_image(engine, repository, tag, login, view)
+    attrs = engine.client.images.get(f"{repository}:{tag}").attrs
+    lock = locks.Lock(
+        reference=f"{repository}:{tag}",
+        digest=digest,
+        platform=f"{attrs['Os']}/{attrs['Architecture']}",
+        versions=versions or locks.declared_versions(attrs["Config"]),
+    )
+    path = locks.write(lock, Path.cwd())
+    typer.echo(f"recorded in {path.name}", err=True)
+    return lock
