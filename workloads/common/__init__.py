@@ -1,0 +1,1 @@
+"""Parts that workloads share: ranks, the graph on disk, sampling, metrics."""

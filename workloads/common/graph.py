@@ -1,0 +1,160 @@
+"""A graph as a folder of ``.npy`` files, which all processes of a node map and so share.
+
+Ranks that srun starts have no parent in common, so memory can be shared through files alone.
+A folder holds:
+
+========== ============================== ====================================================
+file       shape, type                    meaning
+========== ============================== ====================================================
+indptr     [nodes + 1], int64             where each node's neighbours start in ``indices``
+indices    [edges], int32 (or int64)      the nodes whose messages a node receives (CSC)
+x          [nodes, features], any number  features
+y          [nodes], any integer           classes
+train      [n], int32 (or int64)          node numbers for training; ``val`` and ``test`` alike
+========== ============================== ====================================================
+
+and ``graph.json``: the number of classes, and name, shape and type of every array.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workloads.common.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+ARRAYS = ("indptr", "indices", "x", "y", "train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The arrays of a graph, mapped from files; see the module for shapes and types."""
+
+    indptr: NDArray[Any]
+    indices: NDArray[Any]
+    x: NDArray[Any]
+    y: NDArray[Any]
+    train: NDArray[Any]
+    val: NDArray[Any]
+    test: NDArray[Any]
+    num_classes: int
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes the graph has."""
+        return len(self.y)
+
+    @property
+    def num_edges(self) -> int:
+        """How many edges the graph has; one used both ways counts twice."""
+        return len(self.indices)
+
+    @property
+    def num_features(self) -> int:
+        """How many features a node has."""
+        return int(self.x.shape[1])
+
+
+def index_dtype(count: int) -> type[np.signedinteger[Any]]:
+    """Return the smallest type that numbers ``count`` things: half the memory where it is int32."""
+    return np.int32 if count <= np.iinfo(np.int32).max else np.int64
+
+
+def open_graph(folder: Path, *, private: bool = False) -> Graph:
+    """Map the arrays in a folder.
+
+    Args:
+        folder: What ``prepare`` made.
+        private: Read the arrays into this process's own memory instead of mapping them.
+
+    Raises:
+        WorkloadError: A file is missing, cut short or not what ``graph.json`` says.
+    """
+    try:
+        about = json.loads((folder / "graph.json").read_text())
+        arrays = {}
+        for name in ARRAYS:
+            # Copy-on-write, because torch warns of memory that it may not write; nothing writes,
+            # so the pages stay the page cache's own and all processes share them.
+            array = np.load(folder / f"{name}.npy", mmap_mode=None if private else "c")
+            said = about["arrays"][name]
+            if [list(array.shape), array.dtype.str] != said:
+                msg = f"{name}.npy holds {array.shape} {array.dtype.str}, graph.json says {said}"
+                raise ValueError(msg)
+            arrays[name] = array
+        graph = Graph(**arrays, num_classes=int(about["num_classes"]))
+        if graph.indptr[0] != 0 or graph.indptr[-1] != graph.num_edges:
+            msg = f"indptr.npy ends at {graph.indptr[-1]}, indices.npy at {graph.num_edges}"
+            raise ValueError(msg)
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        msg = (
+            f"the prepared graph in {folder} is damaged ({error}); "
+            f"remove that folder and run again, and it is made anew"
+        )
+        raise WorkloadError(msg) from error
+    return graph
+
+
+class ArrayFile:
+    """Writes one ``.npy`` file part by part, so that memory holds a part and never the whole."""
+
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> None:
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self._rows = 0
+        self._path = path
+        self._file = path.open("wb")
+        header = {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+    def append(self, part: ArrayLike) -> None:
+        """Write the next rows."""
+        rows = np.ascontiguousarray(part, dtype=self.dtype)
+        rows.tofile(self._file)
+        self._rows += len(rows)
+
+    def __enter__(self) -> ArrayFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+        if kind is None and self._rows != self.shape[0]:
+            msg = f"{self._path.name}: {self._rows} of {self.shape[0]} rows written"
+            raise RuntimeError(msg)
+
+
+def save_array(folder: Path, name: str, array: ArrayLike) -> None:
+    """Write an array that is in memory anyway."""
+    np.save(folder / f"{name}.npy", array)
+
+
+def finish_graph(folder: Path, num_classes: int) -> None:
+    """Write ``graph.json`` once all arrays are in the folder."""
+    arrays = {}
+    for name in ARRAYS:
+        array = np.load(folder / f"{name}.npy", mmap_mode="r")
+        arrays[name] = [list(array.shape), array.dtype.str]
+    about = {"num_classes": num_classes, "arrays": arrays}
+    (folder / "graph.json").write_text(json.dumps(about, indent=1) + "\n")
+
+
+def save_edges(folder: Path, source: NDArray[Any], target: NDArray[Any], num_nodes: int) -> None:
+    """Write ``indptr`` and ``indices`` for edges that are in memory: ``source[i] -> target[i]``."""
+    order = np.argsort(target, kind="stable")
+    indptr = np.zeros(num_nodes + 1, dtype=np.int64)
+    np.cumsum(np.bincount(target, minlength=num_nodes), out=indptr[1:])
+    save_array(folder, "indptr", indptr)
+    save_array(folder, "indices", source[order].astype(index_dtype(num_nodes)))

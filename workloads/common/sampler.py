@@ -1,0 +1,100 @@
+"""Neighbour sampling: exact, without replacement, vectorised over all nodes of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a model needs to compute the seeds of one step.
+
+    Attributes:
+        nodes: [n], int64: the nodes whose features are read; the seeds come first.
+        adjacency: One matrix a layer, first layer first: sparse CSR, [targets, sources]. The
+            targets are the first of the sources, and they are the next layer's sources.
+    """
+
+    nodes: Tensor
+    adjacency: list[Tensor]
+
+
+def choose_neighbours(
+    indptr: Tensor, indices: Tensor, nodes: Tensor, fanout: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Choose up to ``fanout`` distinct neighbours of every node, each set equally likely.
+
+    Floyd's algorithm: to choose k of n, draw t from 0..j for j = n-k .. n-1, and take j itself
+    where t is taken already. Each of the k steps is done for all nodes at once.
+
+    Returns:
+        ``offsets`` ([nodes + 1], int64) and ``neighbours`` (int64): those of ``nodes[i]`` are
+        ``neighbours[offsets[i]:offsets[i + 1]]``. All of them where a node has no more than
+        ``fanout``.
+    """
+    start = indptr[nodes]
+    degree = indptr[nodes + 1] - start
+    position = torch.arange(fanout).repeat(len(nodes), 1)
+    kept = position < degree[:, None]
+
+    many = (degree > fanout).nonzero().squeeze(1)
+    lowest = degree[many] - fanout
+    chosen = torch.empty(len(many), fanout, dtype=torch.int64)
+    for step in range(fanout):
+        last = lowest + step
+        # float64: a float32 has 24 bits, too few for a hub's neighbours.
+        draw = torch.rand(len(many), dtype=torch.float64, generator=generator)
+        drawn = (draw * (last + 1)).long()
+        taken = (chosen[:, :step] == drawn[:, None]).any(dim=1)
+        chosen[:, step] = torch.where(taken, last, drawn)
+    position[many] = chosen
+
+    offsets = torch.zeros(len(nodes) + 1, dtype=torch.int64)
+    torch.cumsum(degree.clamp(max=fanout), dim=0, out=offsets[1:])
+    return offsets, indices[(start[:, None] + position)[kept]].long()
+
+
+class NeighbourSampler:
+    """Samples the part of a graph that the layers of a GNN need for some seeds."""
+
+    def __init__(
+        self, indptr: Tensor, indices: Tensor, fanout: Sequence[int], seed: int = 0
+    ) -> None:
+        self.indptr, self.indices, self.fanout = indptr, indices, tuple(fanout)
+        self.generator = torch.Generator().manual_seed(seed)
+        # One more than the place of a node in the batch, 0 for none: fresh zeros take no memory
+        # until a page of them is written.
+        self._place = torch.zeros(len(indptr) - 1, dtype=torch.int32)
+
+    def sample(self, seeds: Tensor) -> Batch:
+        """Sample for seeds (int64, distinct), from the last layer down to the features.
+
+        Every layer is computed only for the nodes that the next one reads.
+        """
+        nodes, adjacency = seeds, []
+        self._place[seeds] = torch.arange(1, len(seeds) + 1, dtype=torch.int32)
+        for fanout in self.fanout:
+            offsets, neighbours = choose_neighbours(
+                self.indptr, self.indices, nodes, fanout, self.generator
+            )
+            targets = len(nodes)
+            fresh = neighbours[self._place[neighbours] == 0].unique()
+            nodes = torch.cat([nodes, fresh])
+            self._place[fresh] = torch.arange(targets + 1, len(nodes) + 1, dtype=torch.int32)
+            column = self._place[neighbours].long() - 1
+            ones = torch.ones(len(column))
+            adjacency.append(
+                torch.sparse_csr_tensor(
+                    offsets, column, ones, size=(targets, len(nodes)), check_invariants=False
+                )
+            )
+        self._place[nodes] = 0
+        return Batch(nodes, adjacency[::-1])

@@ -1,0 +1,65 @@
+"""The package graph of Debian 12, shipped as ``files/debian12.npz``; see ``DATA.md``."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workloads.common.errors import WorkloadError
+from workloads.common.graph import finish_graph, save_array, save_edges
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FILE = Path(__file__).parent / "files" / "debian12.npz"
+NUM_FEATURES = 512
+
+
+def build(folder: Path, file: Path = FILE) -> None:
+    """Unpack the shipped file into a graph whose edges go both ways.
+
+    Raises:
+        WorkloadError: The file is missing or damaged.
+    """
+    try:
+        with np.load(file) as packed:
+            arrays = {name: packed[name] for name in packed.files}
+        y = arrays["y"]
+        package, dependency = _pairs(arrays["edge_count"], arrays["edge_delta"])
+        node, word = _pairs(arrays["word_count"], arrays["word_delta"])
+        x = np.zeros((len(y), NUM_FEATURES), dtype=np.uint8)
+        x[node, word] = 1
+        # Both ways, each pair once: two packages may well depend on each other.
+        both = np.concatenate([package * len(y) + dependency, dependency * len(y) + package])
+        target, source = np.divmod(np.unique(both), len(y))
+        splits = {name: arrays[name] for name in ("train", "val", "test")}
+        num_classes = len(arrays["classes"])
+    except (OSError, EOFError, ValueError, KeyError, IndexError) as error:
+        raise _damaged(file, error) from error
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise _damaged(file, error) from error
+    for name, array in {"x": x, "y": y, **splits}.items():
+        save_array(folder, name, array)
+    save_edges(folder, source, target, len(y))
+    finish_graph(folder, num_classes)
+
+
+def _pairs(count: NDArray[Any], delta: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Undo ``make_debian``'s packing: the row and the column of every entry, as int64."""
+    row = np.repeat(np.arange(len(count), dtype=np.int64), count)
+    total = np.cumsum(delta, dtype=np.int64)
+    # Each row was counted from zero, so what came before the row is taken off again.
+    start = np.concatenate([[0], np.cumsum(count, dtype=np.int64)])[:-1]
+    before = np.concatenate([[0], total])[start]
+    return row, total - before[row]
+
+
+def _damaged(file: Path, error: Exception) -> WorkloadError:
+    return WorkloadError(
+        f"the data set file {file} is missing or damaged ({error}); "
+        f"restore it (git checkout, or install the toolkit again)"
+    )

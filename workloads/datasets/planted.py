@@ -1,0 +1,144 @@
+"""Graphs of any size with known classes: a degree-corrected planted partition.
+
+Every node has a class. A node's number of neighbours follows a power law; a neighbour is of the
+node's own class with probability ``SAME``, else of any class, and within a class some nodes (the
+hubs) are far more likely than others. Features are Gaussian noise around a mean of the class, so
+close to each other that one node's features say little and the average over its neighbours says
+most: a model has to use the edges. Repeated edges can occur, as in any such model (Karrer and
+Newman, 2011).
+
+All numbers come from Philox generators keyed by the seed and the part they are for, so a graph
+depends on its shape alone. It is written part by part: memory holds a few numbers per node and
+one part of the edges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workloads.common.errors import WorkloadError
+from workloads.common.graph import ArrayFile, finish_graph, index_dtype, save_array
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+SAME = 0.6  # probability that a neighbour is drawn from the node's own class
+HUBS = 2.0  # the k-th most popular of n nodes is drawn with probability ~ k^(1/HUBS - 1)
+SIGNAL = 2.0  # distance of a class mean from the origin; the noise has standard deviation 1
+PART = 1 << 21  # numbers (edges or features) in memory at a time
+_WEIGHTS, _EDGES, _FEATURES, _CLASSES, _MEANS, _SPLIT = range(6)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Everything that decides a planted graph."""
+
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    num_classes: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.num_classes < 2 or self.num_nodes < 10 * self.num_classes:
+            msg = (
+                f"a planted graph needs 2 classes or more and 10 nodes a class: "
+                f"--num-nodes {self.num_nodes} --num-classes {self.num_classes}"
+            )
+            raise WorkloadError(msg)
+        if self.num_edges < 0 or self.num_features < 1:
+            msg = (
+                f"a planted graph needs --num-edges of 0 or more and --num-features of 1 or more, "
+                f"not {self.num_edges} and {self.num_features}"
+            )
+            raise WorkloadError(msg)
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder that holds this graph."""
+        return (
+            f"planted-n{self.num_nodes}-e{self.num_edges}-f{self.num_features}"
+            f"-c{self.num_classes}-s{self.seed}"
+        )
+
+    def generator(self, stream: int, part: int = 0) -> np.random.Generator:
+        """The random numbers of one part of one stream."""
+        return np.random.Generator(np.random.Philox(key=[self.seed, (stream << 32) + part]))
+
+    def parts(self, numbers_per_node: float) -> Iterator[tuple[int, int, int]]:
+        """Cut the nodes into parts: its number, first node and the node after its last one."""
+        step = max(1, min(self.num_nodes, int(PART / max(1.0, numbers_per_node))))
+        for part, first in enumerate(range(0, self.num_nodes, step)):
+            yield part, first, min(first + step, self.num_nodes)
+
+
+def build(folder: Path, shape: Shape) -> None:
+    """Write the graph's arrays."""
+    classes = shape.generator(_CLASSES).integers(shape.num_classes, size=shape.num_nodes)
+    y = classes.astype(np.int16 if shape.num_classes < 2**15 else np.int32)
+    del classes
+    save_array(folder, "y", y)
+
+    shuffled = shape.generator(_SPLIT).permutation(shape.num_nodes)
+    node = index_dtype(shape.num_nodes)
+    first, second = shape.num_nodes // 2, shape.num_nodes * 6 // 10
+    for name, nodes in zip(
+        ("train", "val", "test"), np.split(shuffled, [first, second]), strict=True
+    ):
+        save_array(folder, name, np.sort(nodes).astype(node))
+    del shuffled
+
+    indptr = _write_indptr(folder, shape)
+    _write_indices(folder, shape, indptr, y)
+    _write_features(folder, shape, y)
+    finish_graph(folder, shape.num_classes)
+
+
+def _write_indptr(folder: Path, shape: Shape) -> NDArray[np.int64]:
+    """Give every node its share of the edges, which add up to the number asked for."""
+    # A Pareto tail with its far end cut off, so that no node takes half of a small graph.
+    weight = shape.generator(_WEIGHTS).pareto(2.0, shape.num_nodes).clip(max=100) + 0.5
+    total = np.cumsum(weight)
+    indptr = np.zeros(shape.num_nodes + 1, dtype=np.int64)
+    np.floor(total * (shape.num_edges / total[-1]), out=total)
+    indptr[1:] = total
+    indptr[-1] = shape.num_edges
+    save_array(folder, "indptr", indptr)
+    return indptr
+
+
+def _write_indices(
+    folder: Path, shape: Shape, indptr: NDArray[np.int64], y: NDArray[Any]
+) -> None:
+    node = index_dtype(shape.num_nodes)
+    by_class = np.argsort(y, kind="stable").astype(node)
+    size = np.bincount(y, minlength=shape.num_classes)
+    start = np.concatenate([[0], np.cumsum(size)[:-1]])
+    with ArrayFile(folder / "indices.npy", (shape.num_edges,), node) as out:
+        for part, low, high in shape.parts(shape.num_edges / shape.num_nodes):
+            random = shape.generator(_EDGES, part)
+            wanted = np.repeat(y[low:high], np.diff(indptr[low : high + 1]))
+            other = random.random(len(wanted), dtype=np.float32) >= SAME
+            wanted[other] = y[random.integers(shape.num_nodes, size=int(other.sum()))]
+            popular = random.random(len(wanted)) ** HUBS
+            out.append(by_class[start[wanted] + (popular * size[wanted]).astype(np.int64)])
+
+
+def _write_features(folder: Path, shape: Shape, y: NDArray[Any]) -> None:
+    means = shape.generator(_MEANS).standard_normal(
+        (shape.num_classes, shape.num_features), dtype=np.float32
+    )
+    means *= SIGNAL / np.linalg.norm(means, axis=1, keepdims=True)
+    size = (shape.num_nodes, shape.num_features)
+    with ArrayFile(folder / "x.npy", size, np.float32) as out:
+        for part, low, high in shape.parts(shape.num_features):
+            noise = shape.generator(_FEATURES, part).standard_normal(
+                (high - low, shape.num_features), dtype=np.float32
+            )
+            out.append(means[y[low:high]] + noise)
