@@ -109,7 +109,12 @@ class Plan:
 
     def script(self) -> str:
         """The plan as a bash script that can be pasted into a shell."""
-        lines = ["#!/usr/bin/env bash", f"# {self.title}", *(f"# {note}" for note in self.notes)]
+        lines = [
+            "#!/usr/bin/env bash",
+            "# shellcheck disable=SC2016",  # a dollar sign in the user's words is meant literally
+            f"# {self.title}",
+            *(f"# {note}" for note in self.notes),
+        ]
         lines += [
             "(",
             "set -euo pipefail",
@@ -128,26 +133,25 @@ class Plan:
         return "\n".join([*lines, ")", ""])
 
     def _parallel(self) -> list[str]:
-        """Start all processes, and end the rest as soon as one fails."""
+        """Start every process in a session of its own; end the rest as soon as one fails."""
         lines = []
         for process in self.processes:
             variables = [f"{name}={shlex.quote(value)}" for name, value in process.env.items()]
-            log = shlex.quote(str(self.run_dir / process.log)) if process.log else "/dev/stdout"
-            command = f"{' '.join(variables)} {shlex.join(process.argv)}"
-            lines.append(
-                f"{command} 2>&1 </dev/null | tee {log} | sed -u 's/^/[{process.label}] /' &"
-            )
+            command = f"{' '.join(variables)} setsid {shlex.join(process.argv)} 2>&1 </dev/null"
+            log = shlex.quote(str(self.run_dir / process.log)) if process.log else "/dev/null"
+            lines.append(f"{command} | tee {log} | sed -u 's/^/[{process.label}] /' &")
         return [
+            "stop() {",
+            "  mapfile -t left < <(jobs -p)",
+            '  [ ${#left[@]} -eq 0 ] || kill "-$1" -- "${left[@]/#/-}" 2>/dev/null || true',
+            "}",
+            "trap 'stop KILL' EXIT",
             *lines,
             "status=0",
             f"for _ in $(seq {len(self.processes)}); do",
             "  wait -n || { status=$?; break; }",
             "done",
-            'if [ "$status" -ne 0 ]; then',
-            "  kill $(jobs -p) 2>/dev/null || true",
-            "  sleep 2",
-            "  kill -KILL $(jobs -p) 2>/dev/null || true",
-            "fi",
+            'if [ "$status" -ne 0 ]; then stop TERM; sleep 2; fi',
             "exit $status",
         ]
 

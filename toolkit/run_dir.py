@@ -287,4 +287,5 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except UsageError as error:
-        sys.exit(f"toolkit: {error}")
+        print(f"toolkit: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -21,7 +21,7 @@ if [ "$root" != / ]; then
 	# Another release: its root file system, with everything of this machine that is not the
 	# distribution's own (homes, checkouts, /usr/local, scratch) at the same paths.
 	mount --bind "$root" "$root"
-	for path in /* /usr/local /var/tmp "$STATE" "$CACHE"; do
+	for path in /* /usr/local /var/tmp; do
 		case $path in
 		/bin | /boot | /etc | /lib* | /lost+found | /proc | /run | /sbin | /usr | /var) continue ;;
 		esac
@@ -29,6 +29,11 @@ if [ "$root" != / ]; then
 			mkdir -p "$root$path"
 			mount --rbind "$path" "$root$path"
 		fi
+	done
+	# Not recursive: they hold the root file system itself.
+	for path in "$STATE" "$CACHE"; do
+		mkdir -p "$root$path"
+		mount --bind "$path" "$root$path"
 	done
 	# enroot, where it is installed with the distribution's own files.
 	for path in /usr/bin/enroot* /usr/lib/enroot /usr/share/enroot /etc/enroot; do
@@ -44,10 +49,10 @@ if [ "$root" != / ]; then
 	# A plain chroot would not do: inside one the kernel refuses user namespaces, which enroot needs.
 	pivot_root . .outside
 	cd /
-	umount -l /.outside
 fi
 
 mount -t proc proc /proc
+if [ "$root" != / ]; then umount -l /.outside; fi
 mount -t tmpfs -o mode=755 run /run
 mount -t tmpfs -o mode=1777 shm /dev/shm
 mkdir -p /run/lock /run/toolkit-testbed "$(dirname "$resolv_path")"
@@ -61,6 +66,13 @@ mount --bind "$bed/$name/hostname" /etc/hostname
 hostname "$name"
 # As udev has it on a real machine: squashfuse is for everyone.
 if [ -e "$bed/dev/fuse" ] && [ -e /dev/fuse ]; then mount --bind "$bed/dev/fuse" /dev/fuse; fi
+
+if [ -e "$bed/etc/enroot.sysconf" ] && [ "$name" != ctl ]; then
+	mkdir -m 1777 /run/enroot
+	mkdir -p /run/toolkit-testbed/local
+	mount --bind "$bed/$name/local" /run/toolkit-testbed/local
+	mount --bind "$bed/etc/enroot.conf.d" "$(cat "$bed/etc/enroot.sysconf")/enroot.conf.d"
+fi
 
 ip link set lo up
 if [ "$name" = ctl ]; then
@@ -82,6 +94,8 @@ log=$bed/log
 case $name in
 ctl)
 	if [ -e "$bed/etc/slurmdbd.conf" ]; then
+		mariadb-install-db --no-defaults --user=root --datadir="$bed/db" --skip-test-db --skip-name-resolve \
+			--auth-root-authentication-method=normal >"$log/mariadb-install.log" 2>&1
 		mariadbd --no-defaults --user=root --datadir="$bed/db" --socket=/run/toolkit-testbed/mariadb.sock \
 			--pid-file=/run/toolkit-testbed/mariadb.pid --bind-address=127.0.0.1 --init-file="$bed/etc/init.sql" \
 			--innodb-lock-wait-timeout=900 --innodb-buffer-pool-size=128M \

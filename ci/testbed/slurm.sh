@@ -14,6 +14,9 @@ run=/run/toolkit-testbed
 link=tbslurm0
 tester=tester
 packages=(slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge slurmdbd mariadb-server-core mariadb-client-core iproute2)
+clients=(srun sbatch salloc squeue sinfo scontrol scancel sacct sacctmgr sprio sstat)
+root_packages=(util-linux procps hostname python3 jq squashfs-tools squashfuse fuse3 gawk curl parallel zstd pigz)
+declare -A suite=([22.05]=bookworm [24.11]=trixie)
 hosts=(ctl node01 node02)
 declare -A octet=([login]=1 [ctl]=2 [node01]=11 [node02]=12)
 hosts_begin='# toolkit test bed: begin'
@@ -53,7 +56,12 @@ find_pyxis() {
 		echo "$TOOLKIT_PYXIS_SO"
 		return
 	fi
-	for so in /usr/local/lib/slurm-"$release"/spank_pyxis.so "$@"; do
+	local places=(/usr/local/lib/slurm-"$release"/spank_pyxis.so)
+	# The usual places hold the one for this machine's own Slurm.
+	if [ "$release" = "$own" ]; then
+		places+=(/usr/local/lib/slurm/spank_pyxis.so /usr/lib/slurm/spank_pyxis.so /usr/lib/*/slurm{,-wlm}/spank_pyxis.so)
+	fi
+	for so in "${places[@]}"; do
 		if [ -e "$so" ]; then
 			echo "$so"
 			return
@@ -93,7 +101,7 @@ check_machine() {
 }
 
 write_config() {
-	local subnet=$1 pyxis=$2 password
+	local password
 	mkdir -p "$bed"/{bin,etc,log,pids,state,spool,dev,db} "$STATE/shared" "$run"
 	chmod 755 "$STATE" "$bed"
 	chmod 700 "$bed/db"
@@ -176,10 +184,64 @@ write_config() {
 		PartitionName=short Nodes=node01,node02 MaxTime=1
 	END
 	echo "Name=gpu Type=fake File=$bed/dev/gpu[0-1]" >"$bed/etc/gres.conf"
+	if [ -n "$plugin_dir" ]; then echo "PluginDir=$plugin_dir" >>"$bed/etc/slurm.conf"; fi
 	: >"$bed/etc/plugstack.conf"
-	if [ -n "$pyxis" ]; then
-		echo "required $pyxis" >"$bed/etc/plugstack.conf"
+	if [ -n "$pyxis" ]; then configure_pyxis; fi
+}
+
+# What a site's administrator decides. Images are mounted where pyxis can do that, not unpacked, and
+# what enroot keeps is local to a node, since the two nodes share this machine's file system.
+configure_pyxis() {
+	local squashfuse='' sysconf
+	if command -v squashfuse >/dev/null && grep -q use_squashfuse "$pyxis"; then squashfuse=use_squashfuse=1; fi
+	echo "required $pyxis $squashfuse" >"$bed/etc/plugstack.conf"
+	# The directory of enroot's configuration is compiled into it.
+	sysconf=$(sed -n 's|^config::init "\(.*\)/enroot.conf"$|\1|p' "$(command -v enroot)")
+	echo "$sysconf" >"$bed/etc/enroot.sysconf"
+	mkdir -p "$bed/etc/enroot.conf.d"
+	mkdir -p "$bed"/node0{1,2}/local/enroot-{data,cache}
+	chmod 1777 "$bed"/node0{1,2}/local/enroot-{data,cache}
+	cp "$sysconf"/enroot.conf.d/*.conf "$bed/etc/enroot.conf.d/" 2>/dev/null || true
+	cat >"$bed/etc/enroot.conf.d/00-testbed.conf" <<-'END'
+		ENROOT_RUNTIME_PATH /run/enroot/user-$(id -u)
+		ENROOT_DATA_PATH /run/toolkit-testbed/local/enroot-data/user-$(id -u)
+		ENROOT_CACHE_PATH /run/toolkit-testbed/local/enroot-cache/user-$(id -u)
+	END
+}
+
+# The root file system of another release, made once.
+make_root() {
+	local root=$1 mirror log
+	[ ! -e "$root" ] || return 0
+	apt_install mmdebstrap
+	# shellcheck disable=SC2016  # apt-get fills in the name, not the shell
+	mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' | head -n 1)
+	say "making the root file system of Debian ${suite[$release]} (once; kept in $CACHE)"
+	mkdir -p "$CACHE"
+	chmod 755 "$CACHE"
+	rm -rf "$root.part"
+	log=$(mktemp)
+	if ! timeout 1200 mmdebstrap --quiet --variant=essential \
+		--include="$(IFS=,; echo "${packages[*]},${root_packages[*]}")" \
+		"${suite[$release]}" "$root.part" ${mirror:+"$mirror"} >"$log" 2>&1 9>&-; then
+		tail -n 15 "$log" >&2
+		rm -rf "$root.part" "$log"
+		die "mmdebstrap could not make Debian ${suite[$release]}"
 	fi
+	rm -f "$log"
+	mv "$root.part" "$root"
+}
+
+# A program of the other release, run on this machine by that release's own loader and libraries: no
+# chroot, so that an ordinary user can run it, in any directory, and find every file where it is.
+foreign_program() {
+	local root=$1 program=$2 lib
+	lib=$(echo "$root"/usr/lib/*-linux-gnu)
+	cat >"$bed/bin/${program##*/}" <<-END
+		#!/bin/sh
+		exec $(echo "$root"/lib*/ld-linux-*.so.?) --library-path $lib/slurm-wlm:$lib $root$program "\$@"
+	END
+	chmod 755 "$bed/bin/${program##*/}"
 }
 
 hosts_lines() {
@@ -212,11 +274,6 @@ start_host() {
 	wait_for 10 alive "$bed/pids/$1" || die "the host $1 did not start"
 }
 
-init_database() {
-	mariadb-install-db --no-defaults --user=root --datadir="$bed/db" --skip-test-db --skip-name-resolve \
-		--auth-root-authentication-method=normal >"$bed/log/mariadb-install.log" 2>&1 9>&-
-}
-
 # What an administrator does once the daemons run.
 register() {
 	wait_for 30 slurm_up || die "slurmctld does not answer"
@@ -225,7 +282,7 @@ register() {
 }
 
 up() {
-	local subnet pyxis root=/ host pid begun=$SECONDS
+	local subnet pyxis root=/ plugin_dir='' host tool pid begun=$SECONDS
 	if healthy; then
 		if [ "$(cat "$bed/release")" = "$release" ]; then
 			say "Slurm $release is up already"
@@ -239,17 +296,28 @@ up() {
 	fi
 	check_machine
 	trap failed EXIT
-	apt_install "${packages[@]}"
+	if [ "$release" = "$own" ]; then
+		apt_install "${packages[@]}"
+	else
+		root=$CACHE/root-$release
+		make_root "$root"
+		plugin_dir=$(echo "$root"/usr/lib/*-linux-gnu/slurm-wlm)
+	fi
 	subnet=$(free_subnet)
-	pyxis=$(find_pyxis /usr/local/lib/slurm/spank_pyxis.so /usr/lib/*/slurm/spank_pyxis.so /usr/lib/*/slurm-wlm/spank_pyxis.so)
-	write_config "$subnet" "$pyxis"
+	pyxis=$(find_pyxis)
+	write_config
 	useradd --create-home --shell /bin/bash "$tester"
-	for tool in srun sbatch scontrol sacct squeue sinfo scancel salloc sacctmgr; do
-		ln -s "$(command -v "$tool")" "$bed/bin/$tool"
+	cp /etc/passwd /etc/group "$bed/etc/"
+	for tool in "${clients[@]}"; do
+		if [ "$root" = / ]; then
+			ln -s "$(command -v "$tool")" "$bed/bin/$tool"
+		else
+			foreign_program "$root" "/usr/bin/$tool"
+		fi
 	done
+	if [ "$root" != / ]; then foreign_program "$root" /usr/sbin/munged; fi
+	PATH=$bed/bin:$PATH
 	add_hosts "$subnet"
-	init_database
-
 	for host in "${hosts[@]}"; do start_host "$host" "$subnet.${octet[$host]}" "$root"; done
 	read -r pid _ <"$bed/pids/ctl"
 	ip link add "$link" type veth peer name login netns "$pid"
@@ -273,6 +341,8 @@ up() {
 		export TOOLKIT_TESTBED_SHARED=$STATE/shared
 		export TOOLKIT_TESTBED_PYXIS=$pyxis
 	END
+	# Where the clients of this release are not the machine's own.
+	if [ "$root" != / ]; then echo "export PATH=$bed/bin:\$PATH" >>"$STATE/env.slurm"; fi
 	trap - EXIT
 	say "Slurm $release is up after $((SECONDS - begun)) s: node01 and node02 with 8 CPUs and 2 fake GPUs each; pyxis: ${pyxis:-not installed}"
 }
@@ -330,8 +400,12 @@ fi
 export SLURM_CONF=$bed/etc/slurm.conf
 case $verb in
 up)
-	release=${release:-$(own_release)}
 	one_at_a_time slurm
+	own=$(own_release)
+	release=${release:-$own}
+	if [ "$release" != "$own" ] && [ -z "${suite[$release]:-}" ]; then
+		die "no release $release: choose ${!suite[*]}, or leave it out for this machine's own $own"
+	fi
 	up
 	;;
 down)

@@ -94,7 +94,9 @@ def check_address(world: World, limit: int) -> None:
     outcome: list[OSError | None] = []
     done = _thread.allocate_lock()
     done.acquire()
-    _thread.start_new_thread(look_up, (host, world.master_port, time.monotonic() + limit, outcome, done))
+    _thread.start_new_thread(
+        look_up, (host, world.master_port, time.monotonic() + limit, outcome, done)
+    )
     done.acquire(True, limit)
     if outcome and outcome[0] is None:
         return
