@@ -61,7 +61,7 @@ def script(
 
     Args:
         spec: the job.
-        path: the run directory; an array's elements get ``PATH-INDEX`` each.
+        path: the run directory; an array's elements make a ``PATH_INDEX`` each.
         cwd: where the job starts.
         environ: the caller's environment.
         python: this interpreter, where the nodes see it.
@@ -177,7 +177,7 @@ def _start(spec: JobSpec, path: Path, cwd: Path) -> list[str]:
         parts = [run_dirs.ENTRYPOINT, "run.json", *(["lib"] if spec.workload else [])]
         sources = " ".join(shlex.quote(str(path / part)) for part in parts)
         lines = [
-            f'toolkit_run={run}-"$SLURM_ARRAY_TASK_ID"',
+            f'toolkit_run={run}_"$SLURM_ARRAY_TASK_ID"',
             lines[1],
             'mkdir -p "$toolkit_run"/logs "$toolkit_run"/ranks || exit 78',
             f'cp -R {sources} "$toolkit_run"/ || exit 78',
@@ -226,9 +226,10 @@ def _passed(name: str) -> bool:
 
 def _lines_of(argv: Iterable[str]) -> list[str]:
     """The words of the srun line, each on its own line; the command together on the last."""
-    words = [shell_word(word) for word in argv]
-    flags = next(number for number, word in enumerate(words) if number and word[:1] != "-")
-    return [" ".join(words[:2]), *words[2:flags], " ".join(words[flags:])]
+    words = list(argv)
+    command = next(number for number, word in enumerate(words) if number and word[:1] != "-")
+    quoted = [shell_word(word) for word in words]
+    return [" ".join(quoted[:2]), *quoted[2:command], " ".join(quoted[command:])]
 
 
 def _end(spec: JobSpec, python: str) -> list[str]:

@@ -61,6 +61,7 @@ _HARMFUL = {
     "chdir": "the command starts elsewhere; start toolkit in that directory instead",
     "wrap": "the script is not run",
 }
+_LOG = "logs/rank-%t.log"  # run_dir.log_name() in Slurm's words
 _TRES = frozenset({"gres", "tres-per-task", "tres-per-node", "tres-per-job", "tres-per-socket"})
 
 
@@ -107,8 +108,7 @@ def compose(
     env = environment.variables(spec, seen, fresh)
     flags = _resources(spec, kind, job_id)
     if kind == "batch":
-        log = f"{run_dir}/{run_dirs.log_name('%t')}"
-        flags += ["--open-mode=append", f"--output={log}"]
+        flags += ["--open-mode=append", f"--output={run_dir}/{_LOG}"]
     else:
         flags.append("--label")
     notes: list[str] = []
