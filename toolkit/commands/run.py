@@ -14,6 +14,7 @@ import typer
 from toolkit import config, run_dir, targets
 from toolkit.commands import view
 from toolkit.commands.options import EXPLICIT_COMMAND, Cluster, DryRun, Json, Words
+from toolkit.entrypoint.finish import describe
 from toolkit.errors import ToolkitError, UsageError
 from toolkit.job import JobSpec, make_spec
 
@@ -64,8 +65,8 @@ def run(
     with view.view(sys.stderr if as_json else sys.stdout) as shown:
         outcome = target.run(spec, plan, started, shown, os.environ)
     result = started.finish(outcome)
-    if outcome.failure:
-        view.error(str(outcome.failure))
+    if result["failure"]:
+        view.error(describe(result["failure"]))
     view.error(f"run directory: {path}")
     if as_json:
         print(json.dumps(result))

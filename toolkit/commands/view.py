@@ -6,7 +6,7 @@ import sys
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
-from toolkit.run_dir import parse_metrics
+from toolkit.entrypoint.finish import parse_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
