@@ -88,6 +88,32 @@ class RunDir:
         finish.write_json(str(self.result_file), result)
         return result
 
+    def update_record(self, **fields: object) -> None:
+        """Add to ``run.json`` what is only known once the run was started, such as a job id."""
+        finish.write_json(str(self.path / "run.json"), {**self.record(), **fields})
+
+
+def find(which: str | None, folder: Path) -> RunDir:
+    """The run that a user means: a folder, a run's name, a job id, or None for the newest.
+
+    Raises:
+        UsageError: if there is no such run.
+    """
+    if which is None:
+        if not (folder / LATEST).is_dir():
+            raise UsageError(f"There are no runs in {folder} yet. Name one, or use --runs DIR.")
+        return RunDir((folder / LATEST).resolve())
+    for path in (Path(which), folder / which):
+        if (path / "run.json").is_file():
+            return RunDir(path.resolve())
+    if re.fullmatch(r"[0-9]+(_[0-9]+)?", which):
+        for record in sorted(folder.glob("*/run.json"), reverse=True):
+            run = RunDir(record.parent)
+            if run.path.name != LATEST and run.record().get("job_id") == which:
+                return run
+    msg = f"{which}: no run of that folder, name or job id in {folder}. `ls {folder}` shows them."
+    raise UsageError(msg)
+
 
 def log_name(rank: int) -> str:
     """Where a rank's output goes, relative to the run directory."""

@@ -53,9 +53,9 @@ def first_failure(lines: Sequence[str], started: Callable[[int], bool]) -> Optio
     Returns:
         The ``failure`` of ``result.json``, without the last lines.
     """
-    oom = any(_OOM.search(line) for line in lines)
+    out_of_memory = any(_OOM.search(line) for line in lines)
     for line in lines:
-        found = _task_failure(line, oom) or _slurm_failure(line)
+        found = first_event(line, out_of_memory=out_of_memory)
         if found is None:
             continue
         rank = found["rank"]
@@ -72,7 +72,12 @@ def first_failure(lines: Sequence[str], started: Callable[[int], bool]) -> Optio
     return None
 
 
-def _task_failure(line: str, out_of_memory: object) -> Optional[Json]:
+def first_event(line: str, *, out_of_memory: bool = False) -> Optional[Json]:
+    """What one message says has gone wrong: a task failed, or Slurm ended the job or step."""
+    return _task_failure(line, out_of_memory=out_of_memory) or _slurm_failure(line)
+
+
+def _task_failure(line: str, *, out_of_memory: bool) -> Optional[Json]:
     """A task that srun reports as failed, with its own exit code."""
     match = _TASK.search(line)
     if match is None:
@@ -199,7 +204,7 @@ def finish(run_dir: str, code: int) -> int:
         failed,
         started=min((record["started"] for record in records), default=None),
         ended=time.time(),
-        hosts=[record["host"] for record in records if record["local_rank"] == 0],
+        hosts=hosts(run_dir),
     )
     write_json(os.path.join(run_dir, "result.json"), ended)
     return code
@@ -251,6 +256,11 @@ def rank_records(run_dir: str) -> List[Json]:
     names = [name for name in os.listdir(folder) if name.endswith(".json")]
     found = [read_json(os.path.join(folder, name)) for name in names]
     return sorted((record for record in found if record), key=lambda record: record["rank"])
+
+
+def hosts(run_dir: str) -> List[str]:
+    """The hosts that ranks ran on, one a node."""
+    return [record["host"] for record in rank_records(run_dir) if record["local_rank"] == 0]
 
 
 def log(run_dir: str, rank: int) -> str:
