@@ -233,7 +233,9 @@ class Step:
         if nodes < 1 or tasks < 1:
             raise self.contradiction(self.num_nodes, self.num_tasks, "neither can be 0")
         if nodes > LIMIT:
-            raise EntrypointError(f"{self.num_nodes[1]}={nodes} is more nodes than any cluster has.")
+            raise EntrypointError(
+                f"{self.num_nodes[1]}={nodes} is more nodes than any cluster has."
+            )
         if nodes in (1, tasks):
             self.layout_source = f"{self.num_tasks[1]} / {self.num_nodes[1]}"
             return [tasks // nodes] * nodes
