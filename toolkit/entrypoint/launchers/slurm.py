@@ -282,16 +282,23 @@ class Step:
         return (node, node_source), (local, local_source)
 
     def _distribute(self, rank: int, node: int | None, local: int | None) -> tuple[int, int]:
-        """Slurm's block distribution where what is known agrees with it, else the cyclic one."""
-        for distribution in (block, cyclic):
-            place = distribution(rank, self.layout)
-            if node in (None, place[0]) and local in (None, place[1]):
-                if node is None and local is None and place != cyclic(rank, self.layout):
-                    self.warnings.append(
-                        "SLURM_LOCALID and SLURM_NODEID are not set; Slurm's default, the block "
-                        "distribution of tasks, is assumed"
-                    )
-                return place
+        """The place that Slurm's block or cyclic distribution gives and what is known allows.
+
+        Where both do, SLURM_DISTRIBUTION decides, else block, Slurm's default, with a warning.
+        """
+        distribution = self.variables.get("SLURM_DISTRIBUTION") or ""
+        places = [block(rank, self.layout), cyclic(rank, self.layout)]
+        if distribution.startswith("cyclic"):
+            places.reverse()
+        fit = [p for p in places if node in (None, p[0]) and local in (None, p[1])]
+        if fit:
+            if fit[0] != fit[-1] and not distribution:
+                unset = "SLURM_LOCALID" if local is None else "SLURM_NODEID"
+                self.warnings.append(
+                    f"{unset} is not set; Slurm's default, the block distribution of tasks, is "
+                    "assumed"
+                )
+            return fit[0]
         known = ("SLURM_NODEID", node) if local is None else ("SLURM_LOCALID", local)
         missing = "SLURM_LOCALID" if local is None else "SLURM_NODEID"
         raise EntrypointError(
