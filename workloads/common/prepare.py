@@ -44,8 +44,13 @@ def default_root(environ: Mapping[str, str]) -> Path:
     nearest = next(p for p in (cache / "toolkit", *cache.absolute().parents) if p.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return cache / "toolkit"
-    # Homes are read-only in many containers.
-    return Path(tempfile.gettempdir()) / f"toolkit-{os.getuid()}"
+    # Homes are read-only in many containers. Anyone may write to the temporary folder, so what
+    # another user has put there under this name is not taken for our data.
+    root = Path(tempfile.gettempdir()) / f"toolkit-{os.getuid()}"
+    if root.exists() and root.stat().st_uid != os.getuid():
+        msg = f"{root} belongs to another user; choose a folder by --data-dir or TOOLKIT_DATA"
+        raise WorkloadError(msg)
+    return root
 
 
 def prepare(
@@ -110,7 +115,7 @@ def wait_for(
 def _names(root: Path) -> list[str]:
     """List the folder: unlike a look at one path, it is not answered from an old "no such file"."""
     try:
-        return os.listdir(root)
+        return [path.name for path in root.iterdir()]
     except FileNotFoundError:
         return []
 
