@@ -1,0 +1,84 @@
+"""``python -m toolkit.entrypoint``, or ``entrypoint.pyz``: show the World, or start a command in it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import _signal  # signal itself wraps this in enums, which cost more than all the rest
+
+from toolkit.entrypoint import resolve
+from toolkit.entrypoint.world import EntrypointError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+USAGE = """\
+usage: python -m toolkit.entrypoint [--show | --hostlist EXPR] [-- COMMAND...]
+
+  --show           print the World (ranks, MASTER_ADDR, MASTER_PORT) as JSON; start nothing
+  --hostlist EXPR  print the names of a Slurm host list, one a line
+  -- COMMAND...    check that the ranks can meet, export the World, become COMMAND
+
+Ends with 71 where ranks or variables are wrong, 76 where the address or the port cannot be used.
+"""
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Do what the arguments say, and end the process."""
+    restore_signals()
+    try:
+        code = run(sys.argv[1:] if arguments is None else arguments)
+    except EntrypointError as error:
+        code = error.exit_code
+        say(("" if error.rank is None else f"rank {error.rank}: ") + str(error))
+    sys.exit(code)
+
+
+def restore_signals() -> None:
+    """Undo what Python does to signals at its start: exec would pass the ignored ones on."""
+    for name in ("SIGPIPE", "SIGXFSZ", "SIGXFZ"):
+        number = getattr(_signal, name, None)
+        if number is not None:
+            _signal.signal(number, _signal.SIG_DFL)
+    # Ctrl-C during a check ends the process by the signal, without a traceback.
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
+
+def run(arguments: list[str]) -> int:
+    """One of the three uses; returns an exit code unless the process became the command."""
+    if arguments == ["--show"]:
+        import json
+
+        write(1, json.dumps(resolve().as_dict(), indent=2))
+        return 0
+    if len(arguments) == 2 and arguments[0] == "--hostlist":
+        from toolkit.entrypoint.hostlist import expand
+
+        write(1, "\n".join(expand(arguments[1])))
+        return 0
+    if arguments and arguments[0] == "--" and len(arguments) > 1:
+        from toolkit.entrypoint.start import start
+
+        return start(resolve(), arguments[1:], say)
+    helped = arguments in (["-h"], ["--help"])
+    write(1 if helped else 2, USAGE.rstrip())
+    return 0 if helped else 2
+
+
+def say(message: str) -> None:
+    """One message on stderr, in one write, so that those of other ranks do not cut it."""
+    write(2, f"toolkit: {message}")
+
+
+def write(descriptor: int, text: str) -> None:
+    """Write all of ``text`` and a newline, whatever bytes it carries from the environment."""
+    data = os.fsencode(text + "\n")
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""The ranks of a Slurm step, completed from its layout and checked until everything adds up."""
+
+from __future__ import annotations
+
+from toolkit.entrypoint.hostlist import expand, tasks_per_node
+from toolkit.entrypoint.world import EntrypointError, Ranks, quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from toolkit.entrypoint.world import Variables
+
+    Number = tuple[int, str]  # a number and where it came from
+
+
+def read_step(variables: Variables) -> Ranks:
+    """The ranks of this task of a Slurm step.
+
+    Raises:
+        EntrypointError: what the step says is missing, ambiguous or does not add up.
+    """
+    step = Step(variables)
+    rank = variables.require("SLURM_PROCID", "slurm"), "SLURM_PROCID"
+    if rank[0] >= step.num_tasks[0]:
+        raise step.contradiction(rank, step.num_tasks, "a rank is below the number of tasks")
+    node, local = step.place(rank[0])
+    ranks = Ranks(
+        "slurm",
+        step.num_tasks,
+        rank,
+        local,
+        (step.layout[node[0]], step.layout_source),
+        node,
+        step.num_nodes,
+    )
+    ranks.node_names = step.names
+    ranks.node_names_source = step.names_source
+    ranks.warnings += step.warnings
+    return ranks
+
+
+class Step:
+    """How many tasks a step has, on which nodes.
+
+    Attributes:
+        num_tasks, num_nodes: each with the variable it came from.
+        names: the nodes' names in order, None where they are unknown.
+        layout: the number of tasks on each node.
+    """
+
+    def __init__(self, variables: Variables):
+        self.variables = variables
+        self.warnings: list[str] = []
+        nodelist, self.names_source = variables.first("SLURM_STEP_NODELIST")
+        self.names = expand(nodelist) if nodelist else None
+        tasks, self.layout_source = variables.first("SLURM_STEP_TASKS_PER_NODE")
+        layout = tasks_per_node(tasks) if tasks else None
+        self.num_tasks = self._count_tasks(layout)
+        self.num_nodes = self._count_nodes(layout)
+        if self.num_nodes[0] > self.num_tasks[0]:
+            raise self.contradiction(
+                self.num_nodes, self.num_tasks, "every node has at least one task"
+            )
+        self._find_names()
+        self.layout = layout or self._infer_layout()
+
+    def contradiction(self, one: Number, other: Number, rule: str) -> EntrypointError:
+        """The error for two numbers that cannot both be true."""
+        rank = self.variables.probable_rank()
+        return EntrypointError(
+            f"The Slurm step does not add up: {one[1]} says {one[0]} and {other[1]} says "
+            f"{other[0]}, but {rule}. One of them is stale, perhaps from an outer job: start the "
+            "command with srun from a shell without SLURM_* variables.",
+            rank=rank,
+        )
+
+    def _agreed(self, counts: list[Number], what: str) -> Number | None:
+        """The one count that all of the step's own variables give, None where it has none."""
+        for count in counts[1:]:
+            if count[0] != counts[0][0]:
+                raise self.contradiction(counts[0], count, f"both count the step's {what}")
+        return counts[0] if counts else None
+
+    def _count_tasks(self, layout: list[int] | None) -> Number:
+        counts: list[Number] = []
+        number, name = self.variables.number("SLURM_STEP_NUM_TASKS")
+        if number is not None:
+            counts.append((number, name))
+        if layout:
+            counts.append((sum(layout), "SLURM_STEP_TASKS_PER_NODE"))
+        agreed = self._agreed(counts, "tasks")
+        if agreed:
+            return agreed
+        number, name = self.variables.number("SLURM_NTASKS", "SLURM_NPROCS")
+        if number is not None:
+            return number, name
+        text, name = self.variables.first("SLURM_TASKS_PER_NODE")
+        if text:
+            return sum(tasks_per_node(text)), name
+        each, each_name = self.variables.number("SLURM_NTASKS_PER_NODE")
+        nodes, nodes_name = self.variables.number("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
+        if each is not None and nodes is not None:
+            return each * nodes, f"{each_name} x {nodes_name}"
+        raise EntrypointError(
+            "The Slurm step does not say how many tasks it has: SLURM_STEP_NUM_TASKS is not set; "
+            "start the command with srun, or set TOOLKIT_LAUNCHER=none to run alone.",
+            rank=self.variables.probable_rank(),
+        )
+
+    def _count_nodes(self, layout: list[int] | None) -> Number:
+        counts: list[Number] = []
+        number, name = self.variables.number("SLURM_STEP_NUM_NODES")
+        if number is not None:
+            counts.append((number, name))
+        if self.names:
+            counts.append((len(self.names), "SLURM_STEP_NODELIST"))
+        if layout:
+            counts.append((len(layout), "SLURM_STEP_TASKS_PER_NODE"))
+        agreed = self._agreed(counts, "nodes")
+        if agreed:
+            return agreed
+        number, name = self.variables.number("SLURM_NNODES")
+        if number is not None:
+            return number, name
+        if self.num_tasks[0] == 1:
+            return 1, self.num_tasks[1]
+        text, name = self.variables.first("SLURM_TASKS_PER_NODE")
+        if text and sum(tasks_per_node(text)) == self.num_tasks[0]:
+            return len(tasks_per_node(text)), name
+        text, name = self.variables.first("SLURM_JOB_NODELIST", "SLURM_NODELIST")
+        if text:
+            return len(expand(text)), name
+        raise EntrypointError(
+            "The Slurm step does not say how many nodes it has: SLURM_STEP_NUM_NODES and "
+            "SLURM_STEP_NODELIST are not set; start the command with srun.",
+            rank=self.variables.probable_rank(),
+        )
+
+    def _find_names(self) -> None:
+        """Take the job's nodes where the step names none and has as many; check the step's own."""
+        text, name = self.variables.first("SLURM_JOB_NODELIST", "SLURM_NODELIST")
+        job = expand(text) if text else None
+        if job and self.num_nodes[0] > len(job) and not self.variables.get("SLURM_HET_SIZE"):
+            raise self.contradiction(
+                self.num_nodes, (len(job), name), "a step has no more nodes than its job"
+            )
+        if self.names is None and job and len(job) == self.num_nodes[0]:
+            self.names, self.names_source = job, name
+        here = self.variables.get("SLURMD_NODENAME")
+        if self.names and here and here not in self.names:
+            raise EntrypointError(
+                f"This task runs on SLURMD_NODENAME={quote(here)}, which is not in "
+                f"{self.names_source}={quote(self.variables.get(self.names_source) or '')}: the "
+                "step's variables are stale, perhaps from an outer job; start the command with "
+                "srun from a shell without SLURM_* variables.",
+                rank=self.variables.probable_rank(),
+            )
+
+    def _infer_layout(self) -> list[int]:
+        """The number of tasks on each node, where only one number is possible."""
+        tasks, nodes = self.num_tasks[0], self.num_nodes[0]
+        if nodes < 1 or tasks < 1:
+            raise self.contradiction(self.num_nodes, self.num_tasks, "neither can be 0")
+        if nodes == 1 or nodes == tasks:
+            self.layout_source = f"{self.num_tasks[1]} / {self.num_nodes[1]}"
+            return [tasks // nodes] * nodes
+        text, name = self.variables.first("SLURM_TASKS_PER_NODE")
+        # The job's layout is the step's only where it comes to the same numbers.
+        layout = tasks_per_node(text) if text else []
+        if len(layout) == nodes and sum(layout) == tasks:
+            self.layout_source = name
+            return layout
+        each, name = self.variables.number("SLURM_NTASKS_PER_NODE")
+        if each is not None and each * nodes == tasks:
+            self.layout_source = name
+            return [each] * nodes
+        raise EntrypointError(
+            f"The Slurm step has {tasks} tasks (from {self.num_tasks[1]}) on {nodes} nodes (from "
+            f"{self.num_nodes[1]}) and does not say how many on each: SLURM_STEP_TASKS_PER_NODE "
+            "is not set; start the command with srun.",
+            rank=self.variables.probable_rank(),
+        )
+
+    def place(self, rank: int) -> tuple[Number, Number]:
+        """The node and the local rank of ``rank``, completed where Slurm left one out."""
+        node, node_source = self.variables.number("SLURM_NODEID")
+        local, local_source = self.variables.number("SLURM_LOCALID")
+        here = self.variables.get("SLURMD_NODENAME")
+        if node is None and self.names and here:
+            node, node_source = self.names.index(here), "SLURMD_NODENAME"
+        if node is not None and node >= len(self.layout):
+            raise self.contradiction(
+                (node, node_source), self.num_nodes, "a node's id is below the number of nodes"
+            )
+        if node is None or local is None:
+            derived = f"SLURM_PROCID, {self.layout_source}"
+            found = self._distribute(rank, node, local)
+            node_source = derived if node is None else node_source
+            local_source = derived if local is None else local_source
+            node, local = found
+        if local >= self.layout[node]:
+            raise self.contradiction(
+                (local, local_source),
+                (self.layout[node], self.layout_source),
+                f"a local rank is below the number of tasks on its node (node {node})",
+            )
+        return (node, node_source), (local, local_source)
+
+    def _distribute(self, rank: int, node: int | None, local: int | None) -> tuple[int, int]:
+        """Slurm's block distribution where what is known agrees with it, else the cyclic one."""
+        for distribution in (block, cyclic):
+            place = distribution(rank, self.layout)
+            if node in (None, place[0]) and local in (None, place[1]):
+                if node is None and local is None and place != cyclic(rank, self.layout):
+                    self.warnings.append(
+                        "SLURM_LOCALID and SLURM_NODEID are not set; Slurm's default, the block "
+                        "distribution of tasks, is assumed"
+                    )
+                return place
+        known = ("SLURM_NODEID", node) if local is None else ("SLURM_LOCALID", local)
+        missing = "SLURM_LOCALID" if local is None else "SLURM_NODEID"
+        raise EntrypointError(
+            f"{missing} is not set, and neither a block nor a cyclic distribution of tasks over "
+            f"{self.layout_source} gives SLURM_PROCID={rank} the {known[0]} {known[1]}: start the "
+            "command with srun.",
+            rank=rank,
+        )
+
+
+def block(rank: int, layout: list[int]) -> tuple[int, int]:
+    """The (node, local rank) of ``rank`` where nodes are filled one after the other."""
+    for node, tasks in enumerate(layout):
+        if rank < tasks:
+            return node, rank
+        rank -= tasks
+    raise AssertionError("the caller checked that rank < sum(layout)")
+
+
+def cyclic(rank: int, layout: list[int]) -> tuple[int, int]:
+    """The (node, local rank) of ``rank`` where tasks are dealt to the nodes that have room."""
+    depth = 0  # tasks dealt to every node that still has room
+    order = sorted(layout)
+    for at, tasks in enumerate(order):
+        dealt = (tasks - depth) * (len(order) - at)
+        if rank < dealt:
+            break
+        rank -= dealt
+        depth = tasks
+    local = depth + rank // (len(order) - at)
+    roomy = [node for node, tasks in enumerate(layout) if tasks > depth]
+    return roomy[rank % len(roomy)], local
