@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, TensorDataset
 from torch_geometric.nn import SAGEConv
 
 from workloads import datasets
@@ -116,8 +116,12 @@ def train(ranks: Ranks, graph: Graph, options: argparse.Namespace, metrics: Metr
     train_nodes = torch.from_numpy(graph.train).long()
     # drop_last: all ranks take the same number of steps, for one that took a step more would wait
     # for the others for ever. It costs at most world_size - 1 nodes, others each epoch.
-    share_of_rank = DistributedSampler(
-        range(len(train_nodes)), world.world_size, world.rank, seed=options.seed, drop_last=True
+    share_of_rank: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(
+        TensorDataset(train_nodes),
+        world.world_size,
+        world.rank,
+        seed=options.seed,
+        drop_last=True,
     )
     steps = math.ceil(len(share_of_rank) / options.batch_size)
     global_batch = min(options.batch_size, len(share_of_rank)) * world.world_size
@@ -139,7 +143,7 @@ def train(ranks: Ranks, graph: Graph, options: argparse.Namespace, metrics: Metr
 
     losses, peak_pss = [], PeakPss(ranks)
     for epoch in range(1, options.epochs + 1):
-        ddp.train()
+        model.train()
         share_of_rank.set_epoch(epoch)
         started, loss_sum, correct = time.monotonic(), 0.0, 0
         seeds_of_epoch = train_nodes[list(share_of_rank)]
@@ -148,7 +152,7 @@ def train(ranks: Ranks, graph: Graph, options: argparse.Namespace, metrics: Metr
             logits = ddp(x, adjacency)
             loss = functional.cross_entropy(logits, y)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
 
@@ -156,7 +160,15 @@ def train(ranks: Ranks, graph: Graph, options: argparse.Namespace, metrics: Metr
             correct += int((logits.argmax(dim=1) == y).sum())
             done = min(step * options.batch_size, len(seeds_of_epoch)) * world.world_size
             speed = round(done / (time.monotonic() - started), 1)
-            metrics.step(epoch, options.epochs, step, steps, loss.item(), speed)
+            if metrics.due():
+                metrics.write(
+                    epoch=epoch,
+                    epochs=options.epochs,
+                    step=step,
+                    steps=steps,
+                    loss=loss.item(),
+                    seeds_per_second=speed,
+                )
 
         total, hits, count = ranks.sum(loss_sum, correct, len(seeds_of_epoch))
         losses.append(total / count)

@@ -49,21 +49,13 @@ class Metrics:
         if self._file:
             self._file.write(json.dumps(values) + "\n")
 
-    def step(
-        self, epoch: int, epochs: int, step: int, steps: int, loss: float, seeds_per_second: float
-    ) -> None:
-        """Append a line about a step, unless the last one was just written."""
+    def due(self) -> bool:
+        """Tell whether it is time for another line about a step: at most two a second."""
         now = time.monotonic()
-        if now - self._last >= INTERVAL:
-            self._last = now
-            self.write(
-                epoch=epoch,
-                epochs=epochs,
-                step=step,
-                steps=steps,
-                loss=loss,
-                seeds_per_second=seeds_per_second,
-            )
+        if now - self._last < INTERVAL:
+            return False
+        self._last = now
+        return True
 
     def close(self) -> None:
         """Close the file."""

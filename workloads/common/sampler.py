@@ -90,7 +90,7 @@ class TorchSampler:
         for fanout in self.fanout:
             offsets, neighbours = choose_neighbours(self.indptr, self.indices, nodes, fanout)
             targets = len(nodes)
-            fresh = neighbours[self._place[neighbours] == 0].unique()
+            fresh = neighbours[self._place[neighbours] == 0].unique()  # type: ignore[no-untyped-call]
             nodes = torch.cat([nodes, fresh])
             self._place[fresh] = torch.arange(targets + 1, len(nodes) + 1, dtype=torch.int32)
             column = self._place[neighbours].long() - 1
