@@ -1,11 +1,11 @@
-"""``python -m toolkit.entrypoint``, or ``entrypoint.pyz``: show the World, or start a command in it."""
+"""``python -m toolkit.entrypoint`` or ``entrypoint.pyz``: show the World, or start a command."""
 
 from __future__ import annotations
 
+# signal itself wraps this in enums, which cost more than all the rest.
+import _signal  # type: ignore[import-not-found]  # typeshed has no stub of it
 import os
 import sys
-
-import _signal  # signal itself wraps this in enums, which cost more than all the rest
 
 from toolkit.entrypoint import resolve
 from toolkit.entrypoint.world import EntrypointError
