@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from toolkit.entrypoint import EntrypointError, resolve
-from toolkit.entrypoint.device import choose_device
+from toolkit.entrypoint.device import candidate, choose_device
 from workloads.common.errors import WorkloadError
 
 if TYPE_CHECKING:
@@ -131,25 +131,26 @@ def process_group(world: World, device: str, timeout: timedelta) -> Iterator[Ran
 
 def _choose(store: Store, world: World, wanted: str) -> torch.device:
     """Choose this rank's device; all ranks take the same kind, or all fail."""
-    visible = torch.cuda.device_count() if wanted != "cpu" else 0
+    if wanted == "cpu":
+        return torch.device("cpu")
+    visible = torch.cuda.device_count()
+    uuids = _uuids(store, world, visible)
     index, error = None, None
-    if visible:
-        try:
-            uuids = _uuids(store, world, visible)
-            index = choose_device(visible, world.local_rank, world.local_world_size, uuids)
-        except EntrypointError as failure:
-            error = WorkloadError(f"rank {world.rank}: {failure}", failure.exit_code)
-    elif wanted == "cuda":
-        variable = os.environ.get("CUDA_VISIBLE_DEVICES")
-        error = WorkloadError(
-            f"rank {world.rank} sees no GPU, but --device cuda asks for one "
-            f"(CUDA_VISIBLE_DEVICES={variable!r}; this torch is built for "
-            f"{f'CUDA {torch.version.cuda}' if torch.version.cuda else 'the CPU alone'})"
-        )
-    # On one's own machine a run with more ranks than GPUs is a rehearsal, and a CPU will do.
-    may_do_without = wanted == "auto" and os.environ.get("TOOLKIT_TARGET") == "local"
+    try:
+        index = choose_device(
+            visible,
+            world.local_rank,
+            world.local_world_size,
+            uuids,
+            require_gpu=wanted == "cuda",
+            cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        ).index
+    except EntrypointError as failure:
+        error = WorkloadError(str(failure), failure.exit_code)
     if index is not None:
         store.add("device/gpus", 1)
+    # On one's own machine a run with more ranks than GPUs is a rehearsal, and a CPU will do.
+    may_do_without = wanted == "auto" and os.environ.get("TOOLKIT_TARGET") == "local"
     _agree(store, world, "device", None if may_do_without else error, MEETING.total_seconds())
     gpus = store.add("device/gpus", 0)
     if index is not None and gpus == world.world_size:
@@ -161,14 +162,16 @@ def _choose(store: Store, world: World, wanted: str) -> torch.device:
         )
         raise WorkloadError(msg)
     if visible and world.rank == 0:
-        print("fewer GPUs than ranks: all ranks train on the CPU", file=sys.stderr, flush=True)
+        _say("fewer GPUs than ranks: all ranks train on the CPU")
     return torch.device("cpu")
 
 
 def _uuids(store: Store, world: World, visible: int) -> list[str]:
-    """Tell each other, on a node, which GPU each local rank would take; "" where there is none."""
-    index = 0 if visible == 1 else world.local_rank
-    mine = str(torch.cuda.get_device_properties(index).uuid) if index < visible else ""
+    """Tell each other, on a node, which GPU each local rank would take; "" where it sees none."""
+    mine = ""
+    if visible:
+        properties = torch.cuda.get_device_properties(candidate(visible, world.local_rank))
+        mine = str(getattr(properties, "uuid", ""))  # not in old versions of torch
     store.set(f"device/{world.node_rank}/{world.local_rank}", mine)
     return [
         store.get(f"device/{world.node_rank}/{local_rank}").decode()
@@ -179,7 +182,8 @@ def _uuids(store: Store, world: World, visible: int) -> list[str]:
 def _agree(
     store: Store, world: World, topic: str, error: WorkloadError | None, timeout: float
 ) -> None:
-    if error:
+    # Of several errors the first counts, and who only repeats what another rank met comes later.
+    if error and store.add(f"{topic}/errors", 1) == 1:
         said = {"message": str(error), "exit_code": error.exit_code, "rank": world.rank}
         store.set(f"{topic}/error", json.dumps(said))
     store.add(f"{topic}/arrived", 1)
@@ -243,23 +247,29 @@ def run(name: str, main: Callable[[World], None]) -> int:
     try:
         world = resolve(os.environ)
     except EntrypointError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        _say(f"{name}: {error}")
         return error.exit_code
     try:
         main(world)
     except WorkloadError as error:
         origin = error.rank if isinstance(error, RankError) else 0
         if world.rank == origin:
-            print(f"{name}: {error}", file=sys.stderr, flush=True)
+            _say(f"{name}: {error}")
             return error.exit_code
         time.sleep(1)
         if isinstance(error, RankError):
-            print(f"{name}: rank {origin} ended the run: {error}", file=sys.stderr, flush=True)
+            _say(f"{name}: rank {origin} ended the run: {error}")
         return error.exit_code
     except dist.DistError as error:
         reason = str(error).splitlines()[0]
-        print(f"{name}: rank {world.rank} lost the other ranks: {reason}", file=sys.stderr)
+        _say(f"{name}: rank {world.rank} lost the other ranks: {reason}")
         return LOST
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _say(text: str) -> None:
+    """Write a line in one piece, since several ranks may share stderr."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

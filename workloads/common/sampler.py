@@ -6,6 +6,7 @@ Random numbers are torch's own, so ``torch.manual_seed`` decides them.
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
+
+# Said once by every process; the few operations that are needed here are tested.
+warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
 
 
 @dataclass(frozen=True)
