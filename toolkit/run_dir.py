@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -203,6 +204,8 @@ def record_of(spec: JobSpec, target: str, cwd: Path, now: float) -> dict[str, An
     return {
         "created": now,
         "target": target,
+        "host": platform.node(),
+        "pid": os.getpid(),
         "cwd": str(cwd),
         "world_size": spec.ntasks,
         "num_nodes": spec.nodes,
