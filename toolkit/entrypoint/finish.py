@@ -220,7 +220,7 @@ def judge(run_dir: str, code: int) -> Optional[Json]:
     )
     if found is not None:
         return found
-    return failure("slurm", exit_reason(code), code if code > 128 else 78)
+    return failure("slurm", exit_reason(code), code if 128 < code <= 192 else 78)
 
 
 def messages(run_dir: str) -> List[str]:
