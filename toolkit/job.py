@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -192,43 +191,18 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Why a run failed: ``origin`` is ``workload``, ``toolkit`` or ``slurm``."""
-
-    origin: str
-    reason: str
-    exit_code: int
-    rank: int | None = None
-    host: str | None = None
-    last_lines: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        where = f"rank {self.rank}" if self.rank is not None else "the run"
-        text = f"{where}{f' on {self.host}' if self.host else ''} {self.reason}."
-        if self.last_lines:
-            text += " Its last lines:\n" + "\n".join(f"  | {line}" for line in self.last_lines)
-        return text
-
-
-@dataclass(frozen=True)
 class Outcome:
-    """How a run ended. Times are seconds since the epoch; ``hosts`` has one name a node."""
+    """How a run ended.
+
+    Times are seconds since the epoch; ``hosts`` has one name a node; ``failure`` is that of
+    :func:`toolkit.entrypoint.finish.failure`.
+    """
 
     exit_code: int
     started: float
     ended: float
     hosts: tuple[str, ...]
-    failure: Failure | None = None
-
-
-def exit_reason(code: int) -> str:
-    """What an exit code of a process says; 128+n stands for signal n, as in a shell."""
-    if code <= 128:
-        return f"exited with code {code}"
-    try:
-        return f"was ended by signal {code - 128} ({signal.Signals(code - 128).name})"
-    except ValueError:
-        return f"exited with code {code}"
+    failure: dict[str, Any] | None = None
 
 
 def _export(name: str, value: str) -> str:

@@ -16,6 +16,11 @@ Number = int | None
 Flag = bool | None
 Texts = list[str] | None
 
+Runs = Annotated[
+    str | None,
+    typer.Option(help="Folder for run directories [default: TOOLKIT_RUNS, else runs]."),
+]
+
 #: By the name that toolkit/config.py and toolkit/job.py know; Slurm's and pyxis's own words.
 JOB_OPTIONS: dict[str, Any] = {
     "nodes": Annotated[Number, typer.Option("-N", "--nodes", help="Number of nodes [default: 1].")],
@@ -78,9 +83,7 @@ JOB_OPTIONS: dict[str, Any] = {
     ],
     "srun_arg": Annotated[Texts, typer.Option(help="One more argument for srun; repeatable.")],
     "on": Annotated[Text, typer.Option(help="auto, local, slurm or docker [default: auto].")],
-    "runs": Annotated[
-        Text, typer.Option(help="Folder for run directories [default: TOOLKIT_RUNS, else runs].")
-    ],
+    "runs": Runs,
 }
 
 #: What a batch job has besides.

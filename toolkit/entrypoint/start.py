@@ -29,7 +29,7 @@ def start(world: World, command: list[str], say: Callable[[str], None]) -> int:
         if world.rank == 0 or (world.local_rank == 0 and warning in world.node_warnings):
             say(f"rank {world.rank}: warning: {warning}.")
     exports = world.environ()
-    if needs_checks(world, variables):
+    if needs_checks(variables):
         from toolkit.entrypoint.checks import check_rendezvous
 
         exports["MASTER_PORT"] = str(check_rendezvous(world, variables))
@@ -54,7 +54,7 @@ def start(world: World, command: list[str], say: Callable[[str], None]) -> int:
     return execute(command, say, world.rank)
 
 
-def needs_checks(world: World, variables: Variables) -> bool:
+def needs_checks(variables: Variables) -> bool:
     """Whether the ranks will meet at MASTER_ADDR and MASTER_PORT at all."""
     return not (variables.get("TOOLKIT_INIT_METHOD") or "").startswith("file://")
 
@@ -80,7 +80,7 @@ def count_threads(world: World, variables: Variables) -> int:
 
 
 def execute(command: list[str], say: Callable[[str], None], rank: int) -> int:
-    """exec ``command``, found as a shell finds it; returns a shell's exit code where it cannot."""
+    """Become ``command``, found as a shell finds it, or return a shell's exit code."""
     program = command[0]
     paths = [program]
     if "/" not in program:
@@ -89,7 +89,7 @@ def execute(command: list[str], say: Callable[[str], None], rank: int) -> int:
     refused = ""
     for path in paths:
         try:
-            os.execve(path, command, os.environ)
+            os.execve(path, command, os.environ)  # noqa: S606  no shell in the way of signals
         except (FileNotFoundError, NotADirectoryError):
             # A script whose interpreter is missing is "not found" too.
             if os.path.exists(path):

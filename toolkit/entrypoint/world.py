@@ -8,6 +8,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    Number = tuple[int, str]  # a number, and the variable or rule that it came from
+
 BAD_RANKS = 71  # toolkit.errors.RankError
 BAD_RENDEZVOUS = 76  # toolkit.errors.RendezvousError
 
@@ -35,7 +37,7 @@ def parse_number(value: str, what: str) -> int:
     """A non-negative number of 1 to 10 ASCII digits.
 
     Raises:
-        EntrypointError: ``value`` is anything else, such as ``+1``, `` 1``, ``1_0`` or ``١``.
+        EntrypointError: ``value`` is anything else, such as ``+1``, `` 1`` or ``1_0``.
     """
     if 0 < len(value) <= 10 and value.isascii() and value.isdigit():
         return int(value)
@@ -113,9 +115,9 @@ class Ranks:
     Attributes:
         node_names: the names of the nodes in order, None where the launcher gives none.
         node_names_source: the variable they came from.
-        port_key: what names this world and no other on the node, for the port: the job and step
-            ids, as text or numbers; empty where nothing does.
-        port_key_source: the variables they came from.
+        port_key: what names this world and no other on the node, for the port: a job, by number
+            or by name, and a step of it; None where nothing does.
+        port_key_source: the variable that names the job.
         warnings: what is doubtful but can be gone on with.
         node_warnings: those of ``warnings`` that can differ from node to node.
     """
@@ -123,12 +125,13 @@ class Ranks:
     def __init__(
         self,
         launcher: str,
-        world_size: tuple[int, str],
-        rank: tuple[int, str],
-        local_rank: tuple[int, str],
-        local_world_size: tuple[int, str],
-        node_rank: tuple[int, str],
-        num_nodes: tuple[int, str],
+        *,
+        world_size: Number,
+        rank: Number,
+        local_rank: Number,
+        local_world_size: Number,
+        node_rank: Number,
+        num_nodes: Number,
     ):
         self.launcher = launcher
         self.world_size = world_size[0]
@@ -147,7 +150,7 @@ class Ranks:
         }
         self.node_names: list[str] | None = None
         self.node_names_source = ""
-        self.port_key: tuple[str | int, ...] = ()
+        self.port_key: tuple[str | int, int] | None = None
         self.port_key_source = ""
         self.warnings: list[str] = []
         self.node_warnings: list[str] = []

@@ -28,8 +28,8 @@ from workloads.common.errors import WorkloadError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-BEAT = 2.0  # seconds between two touches of a lock
 STALE = 30.0  # seconds without a touch after which a lock is passed over
+BEATS = 15  # how often a lock is touched in that time
 POLL = 0.1  # seconds between two looks at the folder
 
 
@@ -44,8 +44,13 @@ def default_root(environ: Mapping[str, str]) -> Path:
     nearest = next(p for p in (cache / "toolkit", *cache.absolute().parents) if p.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return cache / "toolkit"
-    # Homes are read-only in many containers.
-    return Path(tempfile.gettempdir()) / f"toolkit-{os.getuid()}"
+    # Homes are read-only in many containers. Anyone may write to the temporary folder, so what
+    # another user has put there under this name is not taken for our data.
+    root = Path(tempfile.gettempdir()) / f"toolkit-{os.getuid()}"
+    if root.exists() and root.stat().st_uid != os.getuid():
+        msg = f"{root} belongs to another user; choose a folder by --data-dir or TOOLKIT_DATA"
+        raise WorkloadError(msg)
+    return root
 
 
 def prepare(
@@ -65,7 +70,7 @@ def prepare(
         build: Fills the empty folder that it is given.
         timeout: Seconds to wait for another process that is making it; no limit on ``build``.
         check: Called while waiting; raises to end the wait.
-        stale: Seconds after which a lock that nobody touches is passed over.
+        stale: Seconds after which a lock that nobody touches is passed over; the same for all.
 
     Raises:
         WorkloadError: It cannot be written, or another process did not finish it in time.
@@ -80,7 +85,7 @@ def prepare(
                 generation = int(locks[-1].suffix[1:]) + 1 if locks else 0
                 lock = root / f".{name}.lock.{generation}"
                 if _acquire(lock):
-                    with _held(lock):
+                    with _held(lock, stale / BEATS):
                         _make(root, name, build, passed_over=locks)
                     continue
             _pause(deadline, timeout, root / name, check, locks)
@@ -110,7 +115,7 @@ def wait_for(
 def _names(root: Path) -> list[str]:
     """List the folder: unlike a look at one path, it is not answered from an old "no such file"."""
     try:
-        return os.listdir(root)
+        return [path.name for path in root.iterdir()]
     except FileNotFoundError:
         return []
 
@@ -174,12 +179,12 @@ def _acquire(lock: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _held(lock: Path) -> Iterator[None]:
-    """Touch the lock until the work is done, then remove it."""
+def _held(lock: Path, interval: float) -> Iterator[None]:
+    """Touch the lock every ``interval`` seconds until the work is done, then remove it."""
     done = threading.Event()
 
     def beat() -> None:
-        while not done.wait(BEAT):
+        while not done.wait(interval):
             with contextlib.suppress(OSError):
                 os.utime(lock)
 

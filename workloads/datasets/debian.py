@@ -39,9 +39,9 @@ def build(folder: Path, file: Path = FILE) -> None:
         splits = {name: arrays[name] for name in ("train", "val", "test")}
         num_classes = len(arrays["classes"])
     except (OSError, EOFError, ValueError, KeyError, IndexError) as error:
-        raise _damaged(file, error) from error
+        raise damaged(file, error) from error
     except (zipfile.BadZipFile, zlib.error) as error:
-        raise _damaged(file, error) from error
+        raise damaged(file, error) from error
     for name, array in {"x": x, "y": y, **splits}.items():
         save_array(folder, name, array)
     save_edges(folder, source, target, len(y))
@@ -58,7 +58,8 @@ def _pairs(count: NDArray[Any], delta: NDArray[Any]) -> tuple[NDArray[Any], NDAr
     return row, total - before[row]
 
 
-def _damaged(file: Path, error: Exception) -> WorkloadError:
+def damaged(file: Path, error: Exception) -> WorkloadError:
+    """Say that the shipped file cannot be used."""
     return WorkloadError(
         f"the data set file {file} is missing or damaged ({error}); "
         f"restore it (git checkout, or install the toolkit again)"

@@ -113,9 +113,7 @@ def _write_indptr(folder: Path, shape: Shape) -> NDArray[np.int64]:
     return indptr
 
 
-def _write_indices(
-    folder: Path, shape: Shape, indptr: NDArray[np.int64], y: NDArray[Any]
-) -> None:
+def _write_indices(folder: Path, shape: Shape, indptr: NDArray[np.int64], y: NDArray[Any]) -> None:
     node = index_dtype(shape.num_nodes)
     by_class = np.argsort(y, kind="stable").astype(node)
     size = np.bincount(y, minlength=shape.num_classes)
