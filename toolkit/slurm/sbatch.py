@@ -12,6 +12,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from toolkit import run_dir as run_dirs
+from toolkit.entrypoint.finish import SRUN_LOG
 from toolkit.errors import UsageError
 from toolkit.slurm import environment, srun
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from toolkit.job import JobSpec
 
 SCRIPT = "batch.sh"  #: in the run directory
-LOG = "logs/batch.log"  #: what the script and srun itself say
+LOG = "logs/batch.log"  #: what the script says, over all attempts; srun's messages are apart
 RUN_AGAIN = 75  #: exit code of a job that wants to run again
 MAX_RESTARTS = 50  #: by the script; a job that always ends with 75 must stop one day
 
@@ -100,7 +101,7 @@ def script(
         "",
         *_environment(spec, step.env),
         "",
-        " \\\n\t".join(_lines_of(step.argv)),
+        " \\\n\t".join([*_lines_of(step.argv), f'2>"$toolkit_run"/{SRUN_LOG}']),
         *_end(spec, python),
     ]
     return "\n".join([*lines, ""]), tuple(notes)
@@ -185,6 +186,13 @@ def _start(spec: JobSpec, path: Path, cwd: Path) -> list[str]:
         ]
     return [
         *lines,
+        # What an attempt left says nothing of the next one: it would be taken for its result.
+        'if [ "$toolkit_restart" -gt 0 ]; then',
+        '\ttoolkit_before="$toolkit_run"/before-restart-"$toolkit_restart"',
+        '\tmkdir -p "$toolkit_before"',
+        '\tmv -f "$toolkit_run"/{ranks,result*.json,logs/rank-*,logs/srun.log} "$toolkit_before"',
+        '\tmkdir "$toolkit_run"/ranks',
+        "fi 2>/dev/null",
         f"cd {shlex.quote(str(cwd))} || exit 78  # Slurm goes on in /tmp where it is missing",
         'echo "toolkit: job $SLURM_JOB_ID, restart $toolkit_restart, on $SLURM_JOB_NODELIST"',
         "trap : TERM  # the ranks get it too; this script outlives them and records how they ended",
@@ -252,5 +260,10 @@ def _end(spec: JobSpec, python: str) -> list[str]:
     ]
     if spec.requeue:
         again = f'[ "$toolkit_code" -eq {RUN_AGAIN} ] && [ "$toolkit_restart" -lt {MAX_RESTARTS} ]'
-        lines += [f"if {again}; then", '\tscontrol requeue "$SLURM_JOB_ID"', "fi"]
+        lines += [
+            f"if {again}; then",
+            '\tmv "$toolkit_run"/result.json "$toolkit_run"/result-"$toolkit_restart".json',
+            '\tscontrol requeue "$SLURM_JOB_ID"',
+            "fi",
+        ]
     return [*lines, 'exit "$toolkit_code"']

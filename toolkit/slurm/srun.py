@@ -108,7 +108,7 @@ def compose(
     env = environment.variables(spec, seen, fresh)
     flags = _resources(spec, kind, job_id)
     if kind == "batch":
-        flags += ["--open-mode=append", f"--output={run_dir}/{_LOG}"]
+        flags += ["--open-mode=truncate", f"--output={run_dir}/{_LOG}"]
     else:
         flags.append("--label")
     notes: list[str] = []

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 from toolkit import run_dir as run_dirs
 from toolkit.errors import UnavailableError
 from toolkit.job import Plan, Process
-from toolkit.slurm import container, environment, sbatch, srun
+from toolkit.slurm import container, environment, probe, queue, sbatch, srun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from toolkit.job import JobSpec
 
 NAME = "slurm"
-PROBE_S = 20  #: a question to Slurm is given up after so long
 
 
 def plan(
@@ -33,7 +30,7 @@ def plan(
 ) -> Plan:
     """What will be executed: a step in the allocation that we are in, else a job of its own."""
     job = environment.allocation(environ)
-    note = is_stale(job.job_id) if job else None
+    note = stale(job.job_id, environ) if job else None
     return compose(spec, path, cwd=cwd, environ=environ, record=record, stale=note)
 
 
@@ -129,47 +126,30 @@ def submit_plan(
 
 def check(spec: JobSpec) -> None:
     """Raise UnavailableError where this machine cannot start the job."""
-    if shutil.which("srun") is None:
-        msg = "srun is not on PATH. Log in to the cluster, or run here with --on local."
+    why = probe.unreachable(os.environ)
+    if why is not None:
+        msg = f"--on slurm: {why}. Log in to the cluster, or run here with --on local."
         raise UnavailableError(msg)
     if spec.container_image is None:
         from toolkit.targets import local  # noqa: PLC0415 - the ranks use the same Python there
 
         local.check(spec)
-    # Slurm's own --container is something else: it returns 0 and starts no container.
-    elif "--container-image" not in _ask("srun", "--help"):
+    elif not probe.has_pyxis(os.environ):
         msg = (
-            "--container-image: srun here does not know it, so this cluster has no pyxis."
-            " Ask its administrators, or run without a container."
+            "--container-image: srun here does not know it, so this cluster has no pyxis. Ask its"
+            " administrators for it, or run without a container."
         )
         raise UnavailableError(msg)
 
 
-def is_stale(job_id: str) -> str | None:
-    """Why a job id in the environment is not that of our running job; None where it may be."""
-    said = _ask("scontrol", "--oneliner", "show", "job", job_id)
-    if "Invalid job id" in said:
-        return f"SLURM_JOB_ID={job_id} of this shell is no job any more; it is ignored"
-    fields = dict(word.partition("=")[::2] for word in said.split())
-    if fields.get("JobState", "RUNNING") != "RUNNING":
-        return f"SLURM_JOB_ID={job_id} of this shell is {fields['JobState']}; it is ignored"
-    return None
-
-
-def _ask(*command: str) -> str:
-    """What a command of Slurm's says; nothing where it is missing or does not answer."""
-    try:
-        asked = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=PROBE_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return asked.stdout
+def stale(job_id: str, environ: Mapping[str, str]) -> str | None:
+    """Why a job id in the environment is that of no running job; None where it may be one."""
+    job = queue.status(job_id, environ)
+    if job is not None:
+        state = None if job.active else f"is {job.state.lower()}"
+    else:
+        state = None if probe.unreachable(environ) else "is unknown to Slurm"
+    return state and f"SLURM_JOB_ID={job_id} of this shell {state}: this makes a job of its own"
 
 
 def _about_path(spec: JobSpec, path: Path) -> list[str]:
