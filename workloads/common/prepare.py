@@ -37,13 +37,16 @@ def default_root(environ: Mapping[str, str]) -> Path:
     """Choose where data sets are kept: $TOOLKIT_DATA, the user's cache, or a temporary folder."""
     if environ.get("TOOLKIT_DATA"):
         return Path(environ["TOOLKIT_DATA"])
-    if environ.get("XDG_CACHE_HOME"):
-        cache = Path(environ["XDG_CACHE_HOME"])
-    else:
-        cache = Path(environ.get("HOME") or "/nonexistent") / ".cache"
-    nearest = next(p for p in (cache / "toolkit", *cache.absolute().parents) if p.exists())
-    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
-        return cache / "toolkit"
+    cache = environ.get("XDG_CACHE_HOME")
+    if not cache and environ.get("HOME"):
+        cache = f"{environ['HOME']}/.cache"
+    if cache:
+        # Tried, because permissions do not tell: root may write anywhere, but not to /proc.
+        root = Path(cache) / "toolkit"
+        with contextlib.suppress(OSError):
+            root.mkdir(parents=True, exist_ok=True)
+            if os.access(root, os.W_OK | os.X_OK):
+                return root
     # Homes are read-only in many containers. Anyone may write to the temporary folder, so what
     # another user has put there under this name is not taken for our data.
     root = Path(tempfile.gettempdir()) / f"toolkit-{os.getuid()}"
