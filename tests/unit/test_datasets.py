@@ -257,21 +257,22 @@ def test_memory_does_not_grow_with_the_edges(
 
 
 @given(
-    nodes=st.integers(20, 60), edges=st.integers(1, 500), features=st.integers(1, 5), data=st.data()
+    nodes=st.integers(10, 60), edges=st.integers(1, 500), features=st.integers(1, 5), data=st.data()
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_planted_graphs_of_any_size_open(
     tmp_path: Path, nodes: int, edges: int, features: int, data: st.DataObject
 ) -> None:
-    classes = data.draw(st.integers(2, nodes // 10))
+    classes = data.draw(st.integers(2, nodes // 2))
     planted.build(tmp_path, planted.Shape(nodes, edges, features, classes, 0))
     g = open_graph(tmp_path)
     assert (g.num_nodes, g.num_edges, g.num_features) == (nodes, edges, features)
     assert (np.diff(g.indptr) >= 0).all()
     assert 0 <= g.indices.min() <= g.indices.max() < nodes
+    assert min(len(g.train), len(g.val), len(g.test)) > 0
 
 
-@pytest.mark.parametrize(("nodes", "classes"), [(100, 11), (100, 1), (10, 2)])
+@pytest.mark.parametrize(("nodes", "classes"), [(100, 51), (100, 1), (9, 2)])
 def test_a_planted_graph_that_cannot_be_is_refused(nodes: int, classes: int) -> None:
     with pytest.raises(WorkloadError, match=rf"--num-nodes {nodes} --num-classes {classes}"):
         planted.Shape(nodes, 10, 3, classes, 0)

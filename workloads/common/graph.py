@@ -82,7 +82,7 @@ def open_graph(folder: Path, *, private: bool = False) -> Graph:
     """
     try:
         return _open(folder, private)
-    except Exception as error:  # noqa: BLE001 - what numpy and json raise is of many kinds
+    except Exception as error:  # what numpy and json raise is of many kinds
         msg = (
             f"the prepared graph in {folder} is damaged ({error}); "
             f"remove that folder and run again, and it is made anew"

@@ -93,11 +93,7 @@ def prepare(
                     continue
             _pause(deadline, timeout, root / name, check, locks)
     except OSError as error:
-        msg = (
-            f"cannot prepare the data set in {root / name}: {error}; "
-            f"choose a folder that can be written by --data-dir or TOOLKIT_DATA"
-        )
-        raise WorkloadError(msg) from error
+        raise _unusable(root / name, error) from error
     return root / name
 
 
@@ -107,20 +103,30 @@ def wait_for(
     """Return ``root/name`` once it is there.
 
     Raises:
-        WorkloadError: It is not there after ``timeout`` seconds.
+        WorkloadError: It is not there after ``timeout`` seconds, or ``root`` cannot be read.
     """
     deadline = time.monotonic() + timeout
-    while not _is_there(root, name):
-        _pause(deadline, timeout, root / name, check, _locks(root, name))
+    try:
+        while not _is_there(root, name):
+            _pause(deadline, timeout, root / name, check, _locks(root, name))
+    except OSError as error:
+        raise _unusable(root / name, error) from error
     return root / name
+
+
+def _unusable(folder: Path, error: OSError) -> WorkloadError:
+    return WorkloadError(
+        f"cannot prepare the data set in {folder}: {error}; "
+        f"choose a folder that can be written by --data-dir or TOOLKIT_DATA"
+    )
 
 
 def _names(root: Path) -> list[str]:
     """List the folder: unlike a look at one path, it is not answered from an old "no such file"."""
     try:
         return [path.name for path in root.iterdir()]
-    except FileNotFoundError:
-        return []
+    except (FileNotFoundError, NotADirectoryError):
+        return []  # whoever prepares it makes the folder, or says why it cannot be made
 
 
 def _is_there(root: Path, name: str) -> bool:

@@ -36,7 +36,7 @@ def build(folder: Path, file: Path = FILE) -> None:
         target, source = np.divmod(np.unique(both), len(y))
         splits = {name: arrays[name] for name in ("train", "val", "test")}
         num_classes = len(arrays["classes"])
-    except Exception as error:  # noqa: BLE001 - zipfile, zlib and numpy raise many kinds
+    except Exception as error:  # zipfile, zlib and numpy raise many kinds
         raise damaged(file, error) from error
     for name, array in {"x": x, "y": y, **splits}.items():
         save_array(folder, name, array)

@@ -47,9 +47,9 @@ class Shape:
     seed: int
 
     def __post_init__(self) -> None:
-        if self.num_classes < 2 or self.num_nodes < 10 * self.num_classes:
+        if self.num_classes < 2 or self.num_nodes < max(10, 2 * self.num_classes):
             msg = (
-                f"a planted graph needs 2 classes or more and 10 nodes a class: "
+                f"a planted graph needs 2 classes or more, 2 nodes a class and 10 in all: "
                 f"--num-nodes {self.num_nodes} --num-classes {self.num_classes}"
             )
             raise WorkloadError(msg)
