@@ -33,7 +33,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except EntrypointError as error:
         code = error.exit_code
         say(("" if error.rank is None else f"rank {error.rank}: ") + str(error))
-    sys.exit(code)
+    # Nothing is buffered, and a look-up that still hangs in its thread is left behind.
+    os._exit(code)
 
 
 def restore_signals() -> None:
