@@ -15,7 +15,8 @@ import toolkit
 
 COMPILE = """
 import marshal, sys
-codes = [compile(source, name, "exec", optimize=0) for name, source in marshal.load(sys.stdin.buffer)]
+sources = marshal.load(sys.stdin.buffer)
+codes = [compile(source, name, "exec", optimize=0) for name, source in sources]
 sys.stdout.buffer.write(marshal.dumps([marshal.dumps(code) for code in codes]))
 """
 MAIN = "from toolkit.entrypoint.__main__ import main\n\nmain()\n"
@@ -64,8 +65,9 @@ def compile_all(sources: dict[str, bytes]) -> list[bytes]:
         stdout=subprocess.PIPE,
         check=True,
     )
+    codes = marshal.loads(done.stdout)  # noqa: S302  it comes from our own process
     hash_based = (1).to_bytes(4, "little")  # valid whatever the time stamps say; PEP 552
     return [
         importlib.util.MAGIC_NUMBER + hash_based + importlib.util.source_hash(source) + code
-        for source, code in zip(sources.values(), marshal.loads(done.stdout), strict=True)
+        for source, code in zip(sources.values(), codes, strict=True)
     ]

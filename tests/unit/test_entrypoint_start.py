@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,6 +19,10 @@ from toolkit.entrypoint.rendezvous import derive_port
 from toolkit.entrypoint.start import count_threads
 from toolkit.entrypoint.world import Variables
 from toolkit.pyz import write_entrypoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 PATH = {"PATH": os.environ["PATH"]}
 
@@ -35,7 +38,7 @@ def run(pyz: Path, *arguments: str, **environ: str | bytes) -> subprocess.Comple
     variables: dict[str, str | bytes] = {**PATH, **environ}
     return subprocess.run(
         [sys.executable, "-I", "-S", str(pyz), *arguments],
-        env=variables,  # type: ignore[arg-type]  # bytes are right on POSIX
+        env=variables,
         capture_output=True,
         check=False,
         timeout=60,
