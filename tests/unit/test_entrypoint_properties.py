@@ -93,7 +93,7 @@ def resolved(environ: dict[str, str]) -> World | EntrypointError:
         return error
 
 
-@settings(max_examples=1000)
+@settings(max_examples=1000, deadline=None)
 @given(ENVIRONS)
 @example({**step(), "TORCHELASTIC_RUN_ID": "1", "GROUP_RANK": "7"})
 @example({**BATCH, "PYTORCH_VERSION": "2", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8"})
@@ -113,6 +113,7 @@ def test_any_environment_is_a_world_or_a_clean_error(environ: dict[str, str]) ->
             assert getattr(again, name) == getattr(world, name)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 5), min_size=1, max_size=5),
     st.sampled_from([block, cyclic]),

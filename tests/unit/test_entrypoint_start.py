@@ -168,6 +168,21 @@ def test_a_command_that_cannot_be_executed(pyz: Path, tmp_path: Path) -> None:
     assert b"interpreter" in done.stderr
 
 
+def test_closed_and_full_outputs(pyz: Path) -> None:
+    python = f"{sys.executable} -I -S {pyz}"
+    done = subprocess.run(
+        ["sh", "-c", f"{python} --show > /dev/full"], env=PATH, capture_output=True, check=False
+    )
+    assert done.returncode == 1
+    assert b"cannot write the answer: No space left" in done.stderr
+    # A warning that nobody can read does not stop the run.
+    line = f"{python} -- echo started 2>&-"
+    done = subprocess.run(
+        ["sh", "-c", line], env={**PATH, **BATCH}, capture_output=True, check=True
+    )
+    assert done.stdout == b"started\n"
+
+
 def test_the_process_becomes_the_command_and_gets_its_signals(pyz: Path) -> None:
     command = [sys.executable, "-I", "-S", str(pyz), "--", "sh", "-c", "echo $$; exec sleep 60"]
     with subprocess.Popen(command, env=PATH, stdout=subprocess.PIPE) as process:
@@ -278,7 +293,9 @@ def test_case_3_6_only_rank_0_outside_torchrun_binds_the_port(pyz: Path, taken: 
     assert run(pyz, "--", "true", **by_file).returncode == 0
 
 
-def test_case_3_6_a_process_alone_takes_the_next_port(pyz: Path, taken: int) -> None:
+def test_case_3_6_a_process_alone_takes_the_next_port(
+    pyz: Path, taken: int, tmp_path: Path
+) -> None:
     alone = step(
         SLURM_STEP_NUM_TASKS="1",
         SLURM_STEP_NUM_NODES="1",
@@ -290,8 +307,12 @@ def test_case_3_6_a_process_alone_takes_the_next_port(pyz: Path, taken: int) -> 
     )
     job = next(job for job in range(100_000) if derive_port(job, 0) == taken)
     command = ["--", "sh", "-c", "echo $MASTER_PORT"]
-    done = run(pyz, *command, **{**alone, "SLURM_JOB_ID": str(job)})
+    done = run(
+        pyz, *command, **{**alone, "SLURM_JOB_ID": str(job), "TOOLKIT_RUN_DIR": str(tmp_path)}
+    )
     assert taken < int(done.stdout) < taken + 100
+    record = json.loads((tmp_path / "ranks" / "0.json").read_text())
+    assert record["master_port"] == int(done.stdout)
     # One that the user chose is not given up silently.
     done = run(pyz, *command, **{**alone, "MASTER_PORT": str(taken)})
     assert done.returncode == 76

@@ -28,14 +28,12 @@ def start(world: World, command: list[str], say: Callable[[str], None]) -> int:
         # What all ranks would say, rank 0 says; what differs from node to node, a rank of each.
         if world.rank == 0 or (world.local_rank == 0 and warning in world.node_warnings):
             say(f"rank {world.rank}: warning: {warning}.")
-    port = world.master_port
     if needs_checks(variables):
         from toolkit.entrypoint.checks import check_rendezvous
 
-        port = check_rendezvous(world, variables)
+        world.master_port = check_rendezvous(world, variables)
     environ = dict(os.environ)
     world.export(environ)
-    environ["MASTER_PORT"] = str(port)
     if not variables.get("OMP_NUM_THREADS"):
         environ["OMP_NUM_THREADS"] = str(count_threads(world, variables, *cpus_here()))
     if not variables.get("TORCH_NCCL_ASYNC_ERROR_HANDLING"):

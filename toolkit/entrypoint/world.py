@@ -198,7 +198,7 @@ class Ranks:
 
 
 class World:
-    """Who this process is among the processes of the run. Not to be changed.
+    """Who this process is among the processes of the run.
 
     Attributes:
         world_size: number of processes.
