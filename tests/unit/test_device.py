@@ -60,7 +60,7 @@ def test_case_5_4_the_runtime_counts_not_the_variable(
     if visible == 0:
         for demand in ({"require_gpu": True}, {"backend": "nccl"}):
             with pytest.raises(EntrypointError) as caught:
-                choose_device(visible, 0, 1, cuda_visible_devices=value, **demand)  # type: ignore[arg-type]
+                choose_device(visible, 0, 1, cuda_visible_devices=value, **demand)
             assert repr(value) in str(caught.value)
 
 

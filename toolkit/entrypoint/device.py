@@ -28,14 +28,9 @@ class Device(NamedTuple):
     backend: str
 
     @property
-    def index(self) -> int | None:
-        """N of ``cuda:N``, None on the CPU."""
-        return None if self.name == "cpu" else int(self.name.partition(":")[2])
-
-    @property
     def device_ids(self) -> list[int] | None:
         """What DistributedDataParallel takes: ``[N]``, or None on the CPU, where a list raises."""
-        return None if self.index is None else [self.index]
+        return None if self.name == "cpu" else [int(self.name.partition(":")[2])]
 
 
 def candidate(visible: int, local_rank: int) -> int:
@@ -65,8 +60,8 @@ def choose_device(
         local_rank: 0 <= local_rank < local_world_size.
         local_world_size: number of ranks on this node.
         uuids: for each local rank in order, the UUID of the GPU at its ``candidate`` index; None
-            where any of that is unknown. GPUs can only be told apart by them: four ranks that see one
-            GPU each may have four, or share one.
+            where any of that is unknown. GPUs can only be told apart by them: four ranks that see
+            one GPU each may have four, or share one.
         backend: ``nccl`` or ``gloo`` to insist on it, None for the one that works.
         oversubscribe: whether ranks may share a GPU; they then use gloo, since NCCL refuses two
             ranks on one GPU, unless ``backend`` insists.

@@ -211,19 +211,26 @@ class Step:
         """Take the job's nodes where the step names none and has as many; check the step's own."""
         text, name = self.variables.first("SLURM_JOB_NODELIST", "SLURM_NODELIST")
         job = expand(text) if text else None
-        if job and self.num_nodes[0] > len(job) and not self.variables.get("SLURM_HET_SIZE"):
-            raise self.contradiction(
-                self.num_nodes, (len(job), name), "a step has no more nodes than its job"
-            )
+        if job and not self.variables.get("SLURM_HET_SIZE"):  # there a step may span two jobs
+            if self.num_nodes[0] > len(job):
+                raise self.contradiction(
+                    self.num_nodes, (len(job), name), "a step has no more nodes than its job"
+                )
+            self._check_node((self.names or job)[0], self.names_source, job, name)
         if self.names is None and job and len(job) == self.num_nodes[0]:
             self.names, self.names_source = job, name
         here = self.variables.get("SLURMD_NODENAME")
-        if self.names and here and here not in self.names:
+        if self.names and here:
+            self._check_node(here, "SLURMD_NODENAME", self.names, self.names_source)
+
+    def _check_node(self, node: str, source: str, nodes: list[str], nodes_source: str) -> None:
+        """Refuse a step that an outer job left behind, as when sbatch is typed inside srun."""
+        if node not in nodes:
             raise EntrypointError(
-                f"This task runs on SLURMD_NODENAME={quote(here)}, which is not in "
-                f"{self.names_source}={quote(self.variables.get(self.names_source) or '')}: the "
-                "step's variables are stale, perhaps from an outer job; start the command with "
-                "srun from a shell without SLURM_* variables.",
+                f"{source} says that this step has the node {quote(node)}, which is not in "
+                f"{nodes_source}={quote(self.variables.get(nodes_source) or '')}: one of them is "
+                "stale, perhaps from an outer job; start the command with srun from a shell "
+                "without SLURM_* variables.",
                 rank=self.variables.probable_rank(),
             )
 
@@ -282,16 +289,23 @@ class Step:
         return (node, node_source), (local, local_source)
 
     def _distribute(self, rank: int, node: int | None, local: int | None) -> tuple[int, int]:
-        """Slurm's block distribution where what is known agrees with it, else the cyclic one."""
-        for distribution in (block, cyclic):
-            place = distribution(rank, self.layout)
-            if node in (None, place[0]) and local in (None, place[1]):
-                if node is None and local is None and place != cyclic(rank, self.layout):
-                    self.warnings.append(
-                        "SLURM_LOCALID and SLURM_NODEID are not set; Slurm's default, the block "
-                        "distribution of tasks, is assumed"
-                    )
-                return place
+        """The place that Slurm's block or cyclic distribution gives and what is known allows.
+
+        Where both do, SLURM_DISTRIBUTION decides, else block, Slurm's default, with a warning.
+        """
+        distribution = self.variables.get("SLURM_DISTRIBUTION") or ""
+        places = [block(rank, self.layout), cyclic(rank, self.layout)]
+        if distribution.startswith("cyclic"):
+            places.reverse()
+        fit = [p for p in places if node in (None, p[0]) and local in (None, p[1])]
+        if fit:
+            if fit[0] != fit[-1] and not distribution:
+                unset = "SLURM_LOCALID" if local is None else "SLURM_NODEID"
+                self.warnings.append(
+                    f"{unset} is not set; Slurm's default, the block distribution of tasks, is "
+                    "assumed"
+                )
+            return fit[0]
         known = ("SLURM_NODEID", node) if local is None else ("SLURM_LOCALID", local)
         missing = "SLURM_LOCALID" if local is None else "SLURM_NODEID"
         raise EntrypointError(
