@@ -28,12 +28,13 @@ from torch_geometric.nn import SAGEConv
 from workloads import datasets
 from workloads.common.errors import WorkloadError
 from workloads.common.metrics import Metrics, PeakPss
-from workloads.common.options import Parser, integers, positive, positive_float, share
+from workloads.common.options import Parser, integers, natural, positive, positive_float, share
 from workloads.common.ranks import Ranks, process_group, run, same_weights
 from workloads.common.sampler import sampler_class
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -227,19 +228,22 @@ def main(world: World) -> None:
     with process_group(world, options.device, timedelta(seconds=options.timeout)) as ranks:
         graph = datasets.load(ranks, recipe, options)
         if world.world_size > len(graph.train):
-            msg = (
+            raise WorkloadError(
                 f"world size {world.world_size}, but {options.dataset} has {len(graph.train)} "
                 f"training nodes: take fewer ranks, or a larger data set"
             )
-            raise WorkloadError(msg)
         metrics = Metrics(os.environ, world.rank)
         train(ranks, graph, options, metrics)
         metrics.close()
 
 
-def parse() -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(prog="sage", description="Train GraphSAGE with neighbour sampling under DDP.")
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the options, from the command line unless they are given.
+
+    Raises:
+        WorkloadError: One of them is wrong.
+    """
+    parser = Parser("sage", "Train GraphSAGE with neighbour sampling under DDP.")
     add = parser.add_argument_group("training").add_argument
     add("--model", choices=("sage", "mlp"), default="sage", help="mlp: the same without edges")
     add("--epochs", type=positive, default=8)
@@ -254,7 +258,7 @@ def parse() -> argparse.Namespace:
         f"by the root of the seeds over all ranks / {REFERENCE_BATCH}",
     )
     add("--dropout", type=share, default=0.5, help="0 to below 1 (0.5)")
-    add("--seed", type=int, default=0)
+    add("--seed", type=natural, default=0)
     add("--sampler", choices=("auto", "torch", "pyg-lib"), default="auto")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add(
@@ -285,8 +289,8 @@ def parse() -> argparse.Namespace:
     add("--num-edges", type=positive, default=20_000_000)
     add("--num-features", type=positive, default=602)
     add("--num-classes", type=positive, default=32)
-    add("--data-seed", type=int, default=0)
-    return parser.parse_args()
+    add("--data-seed", type=natural, default=0)
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -209,6 +209,8 @@ class TestSlurm:
             ({"SLURM_STEP_NUM_NODES": "9"}, ["SLURM_STEP_NUM_NODES says 9"]),
             ({"SLURM_JOB_NODELIST": "node01"}, ["SLURM_JOB_NODELIST says 1"]),
             ({"SLURMD_NODENAME": "node09"}, ["node09", "node[01-02]"]),
+            # sbatch typed inside a step of another job.
+            ({"SLURM_JOB_NODELIST": "node[03-04]"}, ["'node01'", "node[03-04]", "stale"]),
             ({"SLURM_STEP_TASKS_PER_NODE": None}, ["SLURM_STEP_TASKS_PER_NODE is not set"]),
             # A job's layout counts only where it comes to the step's number of tasks.
             (

@@ -10,7 +10,13 @@ from workloads.common.errors import WorkloadError
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are said once, by rank 0, and not by every rank."""
+    """An argument parser whose errors are said once, by rank 0, and not by every rank.
+
+    Options are written in full: a shortened one would change its meaning when another is added.
+    """
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog, description=description, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print.
@@ -29,6 +35,17 @@ def positive(text: str) -> int:
         value = 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or more")
+    return value
+
+
+def natural(text: str) -> int:
+    """Read an integer of 0 or more, of at most 63 bits."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 0 or more")
     return value
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from workloads.common.ranks import Ranks
 
+# Goes up when a change makes folders that were prepared before it wrong.
+FORMAT = 1
 NAMES = ("debian", "planted", "reddit", "ogbn-products")
 
 
@@ -45,16 +47,16 @@ def recipe(options: Namespace) -> Recipe:
             options.num_classes,
             options.data_seed,
         )
-        return Recipe(shape.folder, partial(planted.build, shape=shape))
+        return Recipe(f"{shape.folder}-v{FORMAT}", partial(planted.build, shape=shape))
     if options.dataset == "reddit":
-        return Recipe("reddit", public.build_reddit)
+        return Recipe(f"reddit-v{FORMAT}", public.build_reddit)
     if options.dataset == "ogbn-products":
-        return Recipe("ogbn-products", public.build_ogbn_products)
+        return Recipe(f"ogbn-products-v{FORMAT}", public.build_ogbn_products)
     try:
         digest = hashlib.sha256(debian.FILE.read_bytes()).hexdigest()[:12]
     except OSError as error:
         raise debian.damaged(debian.FILE, error) from error
-    return Recipe(f"debian-{digest}", debian.build)
+    return Recipe(f"debian-{digest}-v{FORMAT}", debian.build)
 
 
 def load(ranks: Ranks, recipe: Recipe, options: Namespace) -> Graph:

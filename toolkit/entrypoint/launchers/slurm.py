@@ -211,19 +211,26 @@ class Step:
         """Take the job's nodes where the step names none and has as many; check the step's own."""
         text, name = self.variables.first("SLURM_JOB_NODELIST", "SLURM_NODELIST")
         job = expand(text) if text else None
-        if job and self.num_nodes[0] > len(job) and not self.variables.get("SLURM_HET_SIZE"):
-            raise self.contradiction(
-                self.num_nodes, (len(job), name), "a step has no more nodes than its job"
-            )
+        if job and not self.variables.get("SLURM_HET_SIZE"):  # there a step may span two jobs
+            if self.num_nodes[0] > len(job):
+                raise self.contradiction(
+                    self.num_nodes, (len(job), name), "a step has no more nodes than its job"
+                )
+            self._check_node((self.names or job)[0], self.names_source, job, name)
         if self.names is None and job and len(job) == self.num_nodes[0]:
             self.names, self.names_source = job, name
         here = self.variables.get("SLURMD_NODENAME")
-        if self.names and here and here not in self.names:
+        if self.names and here:
+            self._check_node(here, "SLURMD_NODENAME", self.names, self.names_source)
+
+    def _check_node(self, node: str, source: str, nodes: list[str], nodes_source: str) -> None:
+        """Refuse a step that an outer job left behind, as when sbatch is typed inside srun."""
+        if node not in nodes:
             raise EntrypointError(
-                f"This task runs on SLURMD_NODENAME={quote(here)}, which is not in "
-                f"{self.names_source}={quote(self.variables.get(self.names_source) or '')}: the "
-                "step's variables are stale, perhaps from an outer job; start the command with "
-                "srun from a shell without SLURM_* variables.",
+                f"{source} says that this step has the node {quote(node)}, which is not in "
+                f"{nodes_source}={quote(self.variables.get(nodes_source) or '')}: one of them is "
+                "stale, perhaps from an outer job; start the command with srun from a shell "
+                "without SLURM_* variables.",
                 rank=self.variables.probable_rank(),
             )
 
