@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from toolkit import __version__
-from toolkit.commands import run
+from toolkit.commands import run, runs
 from toolkit.commands.options import add_job_command
 from toolkit.errors import ToolkitError
 
@@ -44,6 +44,8 @@ def _main(
 
 
 add_job_command(app, "run", run.run)
+for command in (runs.status, runs.logs, runs.cancel):
+    app.command()(command)
 
 
 def main() -> None:

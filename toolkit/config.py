@@ -49,8 +49,16 @@ OPTIONS: dict[str, type] = {
     "container_mounts": list,
     "container_workdir": str,
     "container_name": str,
+    "container_mount_home": bool,
+    "container_writable": bool,
     "env": list,
     "srun_arg": list,
+    "array": str,
+    "dependency": str,
+    "hold": bool,
+    "signal": str,
+    "requeue": bool,
+    "sbatch_arg": list,
     "on": str,
     "runs": str,
 }
@@ -58,6 +66,8 @@ OPTIONS: dict[str, type] = {
 #: Options that no TOOLKIT_* variable sets: TOOLKIT_LAUNCHER speaks to the entrypoint, and
 #: variables for the job are set as variables already.
 NOT_FROM_ENVIRONMENT = frozenset({"launcher", "env"})
+
+_BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,8 @@ def settings(
 def _flag(key: str, value: Any) -> str:
     """An option as it was typed; the values of a list (such as --env) are not shown."""
     option = f"--{key.replace('_', '-')}"
+    if isinstance(value, bool):
+        return option if value else f"--no-{option[2:]}"
     return option if isinstance(value, list) else f"{option} {value}"
 
 
@@ -153,7 +165,12 @@ def _typed(value: Any, kind: type, source: str) -> Any:
     if kind is list:
         fits = fits and all(isinstance(item, str) for item in value)
     if not fits:
-        name = {int: "a whole number", str: "text", list: "a list of text"}[kind]
+        name = {
+            int: "a whole number",
+            bool: "true or false",
+            str: "text",
+            list: "a list of text",
+        }[kind]
         msg = f"{source} = {value!r}: must be {name}."
         raise UsageError(msg)
     return value
@@ -175,9 +192,13 @@ def _parse(text: str, kind: type, name: str) -> Any:
     try:
         if kind is int:
             return int(text)
+        if kind is bool:
+            return _BOOLEANS[text.lower()]
         return shlex.split(text) if kind is list else text
-    except ValueError as error:
-        wanted = "a whole number" if kind is int else f"a list of shell words ({error})"
+    except (ValueError, KeyError) as error:
+        wanted = {int: "a whole number", bool: "true or false"}.get(
+            kind, f"a list of shell words ({error})"
+        )
         msg = f"{name}={text}: must be {wanted}."
         raise UsageError(msg) from error
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,25 @@ DEFAULT_WORKLOAD = "sage"
 LAUNCHERS = ("srun", "torchrun")
 RENDEZVOUS = ("port", "file")
 
+#: Options that a job takes over as they are.
+_AS_GIVEN = (
+    "mem",
+    "partition",
+    "account",
+    "qos",
+    "constraint",
+    "container_image",
+    "container_workdir",
+    "container_name",
+    "container_mount_home",
+    "container_writable",
+    "array",
+    "dependency",
+    "hold",
+    "signal",
+    "requeue",
+)
+
 #: A variable whose name says that its value is not to be shown.
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -35,7 +53,8 @@ class JobSpec:
 
     ``command`` is the user's; it is empty where ``workload`` names a built-in one. ``time`` is in
     seconds. ``env`` holds the variables set by ``--env NAME=VALUE``, ``env_names`` those whose
-    value is taken from the environment when the job starts (``--env NAME``).
+    value is taken from the environment when the job starts (``--env NAME``). From ``array`` to
+    ``sbatch_args`` are what only a batch job has.
     """
 
     command: tuple[str, ...] = ()
@@ -58,9 +77,17 @@ class JobSpec:
     container_mounts: tuple[str, ...] = ()
     container_workdir: str | None = None
     container_name: str | None = None
+    container_mount_home: bool = False
+    container_writable: bool = False
     env: tuple[tuple[str, str], ...] = ()
     env_names: tuple[str, ...] = ()
     srun_args: tuple[str, ...] = ()
+    array: str | None = None
+    dependency: str | None = None
+    hold: bool = False
+    signal: str | None = None
+    requeue: bool = True
+    sbatch_args: tuple[str, ...] = ()
 
     @property
     def ntasks(self) -> int:
@@ -69,7 +96,9 @@ class JobSpec:
 
     def as_dict(self) -> dict[str, Any]:
         """The job as ``run.json`` keeps it: options that are set, secrets by name only."""
-        shown = {key: value for key, value in vars(self).items() if value not in (None, ())}
+        default = JobSpec()
+        shown = {key: value for key, value in vars(self).items() if value != getattr(default, key)}
+        shown |= {"nodes": self.nodes, "ntasks_per_node": self.ntasks_per_node}
         if self.env:
             shown["env"] = {name: None if is_secret(name) else value for name, value in self.env}
         return shown
@@ -89,8 +118,9 @@ class Process:
 class Plan:
     """What will be executed, as data: ``toolkit run`` does it, ``--dry-run`` prints it.
 
-    ``stage`` is the command that makes the run directory; ``unset`` and ``env`` describe the
-    environment of every process, relative to the caller's own.
+    ``stage`` is the command that makes the run directory, ``files`` the texts that are written into
+    it, by name; ``unset`` and ``env`` describe the environment of every process, relative to the
+    caller's own.
     """
 
     title: str
@@ -101,6 +131,7 @@ class Plan:
     env: Mapping[str, str] = field(default_factory=dict)
     unset: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self, process: Process, environ: Mapping[str, str]) -> dict[str, str]:
         """The whole environment of ``process``, made from the caller's ``environ``."""
@@ -121,6 +152,9 @@ class Plan:
             f"cd {shlex.quote(str(self.cwd))}",
             shlex.join(self.stage),
         ]
+        for name, text in self.files.items():
+            path = shlex.quote(str(self.run_dir / name))
+            lines.append(f"printf %s {shlex.quote(text)} >{path}")
         if self.unset:
             lines.append(f"unset {' '.join(self.unset)}")
         lines += [_export(name, value) for name, value in self.env.items()]
@@ -157,43 +191,18 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Why a run failed: ``origin`` is ``workload``, ``toolkit`` or ``slurm``."""
-
-    origin: str
-    reason: str
-    exit_code: int
-    rank: int | None = None
-    host: str | None = None
-    last_lines: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        where = f"rank {self.rank}" if self.rank is not None else "the run"
-        text = f"{where}{f' on {self.host}' if self.host else ''} {self.reason}."
-        if self.last_lines:
-            text += " Its last lines:\n" + "\n".join(f"  | {line}" for line in self.last_lines)
-        return text
-
-
-@dataclass(frozen=True)
 class Outcome:
-    """How a run ended. Times are seconds since the epoch; ``hosts`` has one name a node."""
+    """How a run ended.
+
+    Times are seconds since the epoch; ``hosts`` has one name a node; ``failure`` is that of
+    :func:`toolkit.entrypoint.finish.failure`.
+    """
 
     exit_code: int
     started: float
     ended: float
     hosts: tuple[str, ...]
-    failure: Failure | None = None
-
-
-def exit_reason(code: int) -> str:
-    """What an exit code of a process says; 128+n stands for signal n, as in a shell."""
-    if code <= 128:
-        return f"exited with code {code}"
-    try:
-        return f"was ended by signal {code - 128} ({signal.Signals(code - 128).name})"
-    except ValueError:
-        return f"exited with code {code}"
+    failure: dict[str, Any] | None = None
 
 
 def _export(name: str, value: str) -> str:
@@ -290,11 +299,8 @@ def make_spec(
         env=env,
         env_names=env_names,
         srun_args=tuple(values.get("srun_arg", ())),
-        **{key: values.get(key) for key in ("mem", "partition", "account", "qos", "constraint")},
-        **{
-            key: values.get(key)
-            for key in ("container_image", "container_workdir", "container_name")
-        },
+        sbatch_args=tuple(values.get("sbatch_arg", ())),
+        **{key: values[key] for key in _AS_GIVEN if key in values},
     )
 
 

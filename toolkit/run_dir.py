@@ -19,15 +19,17 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.entrypoint import finish
 from toolkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,54 +66,54 @@ class RunDir:
 
     def rank_record(self, rank: int) -> dict[str, Any] | None:
         """What the entrypoint wrote as it started the rank's command; None if it did not."""
-        return _read_json(self.path / "ranks" / f"{rank}.json")
+        return finish.read_json(str(self.path / "ranks" / f"{rank}.json"))
 
     def record(self) -> dict[str, Any]:
         """What runs where (``run.json``)."""
-        return _read_json(self.path / "run.json") or {}
+        return finish.read_json(str(self.path / "run.json")) or {}
 
     def result(self) -> dict[str, Any] | None:
         """How the run ended, or None while it has not."""
-        return _read_json(self.result_file)
-
-    def metrics(self) -> dict[str, Any]:
-        """The last value of every key that the workload reported."""
-        merged: dict[str, Any] = {}
-        try:
-            text = self.metrics_file.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return merged
-        for line in text.splitlines():
-            merged.update(parse_metrics(line))
-        return merged
+        return finish.read_json(str(self.result_file))
 
     def finish(self, outcome: Outcome) -> dict[str, Any]:
         """Write ``result.json`` from how the run ended and what it reported; return it."""
-        record = self.record()
-        result = {
-            "run_dir": str(self.path),
-            "exit_code": outcome.exit_code,
-            "target": record.get("target"),
-            "world_size": record.get("world_size"),
-            "num_nodes": record.get("num_nodes"),
-            "hosts": list(outcome.hosts),
-            "started": outcome.started,
-            "ended": outcome.ended,
-            "failure": asdict(outcome.failure) if outcome.failure else None,
-            "metrics": self.metrics(),
-        }
-        write_json(self.result_file, result)
+        result = finish.result(
+            str(self.path),
+            outcome.exit_code,
+            outcome.failure,
+            started=outcome.started,
+            ended=outcome.ended,
+            hosts=outcome.hosts,
+        )
+        finish.write_json(str(self.result_file), result)
         return result
 
-    def last_lines(self, rank: int, count: int = 10) -> list[str]:
-        """The end of a rank's log."""
-        try:
-            with self.log(rank).open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - 64 * 1024))
-                tail = log.read().decode(errors="replace")
-        except FileNotFoundError:
-            return []
-        return tail.splitlines()[-count:]
+    def update_record(self, **fields: object) -> None:
+        """Add to ``run.json`` what is only known once the run was started, such as a job id."""
+        finish.write_json(str(self.path / "run.json"), {**self.record(), **fields})
+
+
+def find(which: str | None, folder: Path) -> RunDir:
+    """The run that a user means: a folder, a run's name, a job id, or None for the newest.
+
+    Raises:
+        UsageError: if there is no such run.
+    """
+    if which is None:
+        if not (folder / LATEST).is_dir():
+            raise UsageError(f"There are no runs in {folder} yet. Name one, or use --runs DIR.")
+        return RunDir((folder / LATEST).resolve())
+    for path in (Path(which), folder / which):
+        if (path / "run.json").is_file():
+            return RunDir(path.resolve())
+    if re.fullmatch(r"[0-9]+(_[0-9]+)?", which):
+        for record in sorted(folder.glob("*/run.json"), reverse=True):
+            run = RunDir(record.parent)
+            if run.path.name != LATEST and run.record().get("job_id") == which:
+                return run
+    msg = f"{which}: no run of that folder, name or job id in {folder}. `ls {folder}` shows them."
+    raise UsageError(msg)
 
 
 def log_name(rank: int) -> str:
@@ -179,7 +181,7 @@ def fill(path: Path, record: Mapping[str, Any], *, workload: bool) -> RunDir:
         pyz.write_entrypoint(path / ENTRYPOINT)
         if workload:
             _copy_workloads(path / "lib")
-        write_json(path / "run.json", record)
+        finish.write_json(str(path / "run.json"), dict(record))
         _point_latest(path)
     except OSError as error:
         shutil.rmtree(path, ignore_errors=True)
@@ -202,36 +204,14 @@ def record_of(spec: JobSpec, target: str, cwd: Path, now: float) -> dict[str, An
     return {
         "created": now,
         "target": target,
+        "host": platform.node(),
+        "pid": os.getpid(),
         "cwd": str(cwd),
         "world_size": spec.ntasks,
         "num_nodes": spec.nodes,
         "job": spec.as_dict(),
         "code": _revision(cwd),
     }
-
-
-def parse_metrics(line: str) -> dict[str, Any]:
-    """One line of ``metrics.jsonl``; empty for a line that is no JSON object (or half of one)."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file under a temporary name and rename it, so that no reader sees half of it."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    scratch.replace(path)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _copy_workloads(target: Path) -> None:

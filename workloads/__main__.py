@@ -25,7 +25,7 @@ def main() -> int:
 
     known = sorted(file.stem for file in HERE.glob("*.py") if not file.stem.startswith("_"))
     if len(sys.argv) < 2 or sys.argv[1] not in known:
-        asked = f"there is no workload {sys.argv[1]!r}" if len(sys.argv) > 1 else "no workload named"
+        asked = f"no workload {sys.argv[1]!r}" if len(sys.argv) > 1 else "no workload named"
         return _fail(f"workloads: {asked}; there is: {', '.join(known)}", 2)
     name = sys.argv.pop(1)
     missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]

@@ -9,38 +9,39 @@ the training nodes, and averages gradients with the others: gloo between CPUs, N
 
 from __future__ import annotations
 
-import argparse
+import math
 import os
 import sys
 import time
-import warnings
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, TensorDataset
 from torch_geometric.nn import SAGEConv
 
 from workloads import datasets
 from workloads.common.errors import WorkloadError
-from workloads.common.graph import Graph, open_graph
-from workloads.common.metrics import Metrics, pss_mb
-from workloads.common.options import Parser, integers, positive
-from workloads.common.prepare import default_root, prepare, wait_for
-from workloads.common.ranks import Ranks, as_indices, process_group, run, same_weights
-from workloads.common.sampler import Batch, NeighbourSampler
+from workloads.common.metrics import Metrics, PeakPss
+from workloads.common.options import Parser, integers, natural, positive, positive_float, share
+from workloads.common.ranks import Ranks, process_group, run, same_weights
+from workloads.common.sampler import sampler_class
 
 if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
     from toolkit.entrypoint import World
+    from workloads.common.graph import Graph
 
-REFERENCE_BATCH = 1024  # seeds a step over all ranks for which --lr is meant
-
-# torch warns once a process that sparse CSR tensors are young.
-warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+REFERENCE_BATCH = 1024  # seeds a step, over all ranks, for which --lr is meant
 
 
 class SAGE(nn.Module):
@@ -48,219 +49,248 @@ class SAGE(nn.Module):
 
     def __init__(self, widths: list[int], dropout: float) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(SAGEConv(a, b) for a, b in zip(widths, widths[1:], strict=False))
-        self.dropout = dropout
+        self.layers = nn.ModuleList(SAGEConv(a, b) for a, b in pairwise(widths))
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, adjacency: list[Tensor]) -> Tensor:
         """Classify the seeds from the features of all nodes of a batch."""
         for i, (layer, matrix) in enumerate(zip(self.layers, adjacency, strict=True)):
-            if i:
-                x = F.dropout(F.relu(x), self.dropout, self.training)
+            if i > 0:
+                x = self.dropout(functional.relu(x))
+            # The mean over the neighbours is one product with a sparse matrix, before the linear
+            # map; the targets are the first of the sources.
             x = layer((x, x[: matrix.size(0)]), matrix)
         return x
 
 
 class MLP(nn.Module):
-    """The baseline: the same widths, and no edges."""
+    """The baseline: as many layers, as wide, and no edges."""
 
     def __init__(self, widths: list[int], dropout: float) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
-        self.dropout = dropout
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, _adjacency: list[Tensor]) -> Tensor:
         """Classify the seeds from their own features."""
         for i, layer in enumerate(self.layers):
-            if i:
-                x = F.dropout(F.relu(x), self.dropout, self.training)
+            if i > 0:
+                x = self.dropout(functional.relu(x))
             x = layer(x)
         return x
 
 
+class Batches:
+    """Turns seeds into what the model takes: features, one matrix a layer, labels."""
+
+    def __init__(self, graph: Graph, options: argparse.Namespace, device: torch.device) -> None:
+        self.x, self.y, self.device = torch.from_numpy(graph.x), torch.from_numpy(graph.y), device
+        self.sampler = sampler_class(options.sampler)(
+            torch.from_numpy(graph.indptr),
+            torch.from_numpy(graph.indices),
+            options.fanout if options.model == "sage" else (),
+        )
+
+    def load(self, seeds: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+        """Sample around ``seeds`` (int64) and bring the batch to the device."""
+        batch = self.sampler.sample(seeds)
+        return (
+            self.x[batch.nodes].to(self.device).float(),
+            [matrix.to(self.device) for matrix in batch.adjacency],
+            self.y[seeds].to(self.device).long(),
+        )
+
+
 def train(ranks: Ranks, graph: Graph, options: argparse.Namespace, metrics: Metrics) -> None:
-    """Train, evaluate and report; the same on every rank."""
+    """Train, evaluate and report; every rank runs this on its share of the nodes."""
     world, device = ranks.world, ranks.device
-    say = print if world.rank == 0 else _silent
-
-    features = torch.from_numpy(graph.x)
-    labels = torch.from_numpy(graph.y)
-    fanout = options.fanout if options.model == "sage" else ()
-    sampler = NeighbourSampler(
-        torch.from_numpy(graph.indptr),
-        torch.from_numpy(graph.indices),
-        fanout,
-        seed=options.seed + world.rank,
-    )
-
-    def load(seeds: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
-        batch: Batch = sampler.sample(seeds)
-        x = features[batch.nodes].to(device).float()
-        return x, [matrix.to(device) for matrix in batch.adjacency], labels[seeds].to(device).long()
+    batches = Batches(graph, options, device)
 
     torch.manual_seed(options.seed)
     widths = [graph.num_features, *[options.hidden] * (len(options.fanout) - 1), graph.num_classes]
     model = {"sage": SAGE, "mlp": MLP}[options.model](widths, options.dropout).to(device)
     ddp = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
-    # DDP gave all ranks the weights of rank 0; from here on each has its own dropout.
+    # All ranks have rank 0's weights now. From here on each draws its own numbers: one seed for
+    # all would repeat the same dropout masks on every rank.
     torch.manual_seed(options.seed + world.rank)
 
-    # Drops at most world_size - 1 training nodes an epoch, others each time, so that all ranks
-    # take the same number of steps: one more step on one rank would wait for the others forever.
-    training = as_indices(graph.train)
-    shares = DistributedSampler(
-        range(len(training)), world.world_size, world.rank, seed=options.seed, drop_last=True
+    train_nodes = torch.from_numpy(graph.train).long()
+    # drop_last: all ranks take the same number of steps, for one that took a step more would wait
+    # for the others for ever. It costs at most world_size - 1 nodes, others each epoch.
+    share_of_rank: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(
+        TensorDataset(train_nodes),
+        world.world_size,
+        world.rank,
+        seed=options.seed,
+        drop_last=True,
     )
-    steps = -(-len(shares) // options.batch_size)
-    # Adam's rate grows with the root of the batch (Malladi et al., 2022). It rises over the first
-    # epoch and falls to zero over all of them.
-    global_batch = min(options.batch_size, len(shares)) * world.world_size
-    rate = options.lr * (global_batch / REFERENCE_BATCH) ** 0.5
+    steps = math.ceil(len(share_of_rank) / options.batch_size)
+    global_batch = min(options.batch_size, len(share_of_rank)) * world.world_size
+    # Adam's rate goes with the root of the batch (Malladi et al., 2022). It rises over the first
+    # epoch and falls to nothing over all of them.
+    rate = options.lr * math.sqrt(global_batch / REFERENCE_BATCH)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda n: min(1, (n + 1) / steps) * (1 - n / (steps * options.epochs))
     )
-    say(
+    dropped = len(train_nodes) - len(share_of_rank) * world.world_size
+    metrics.say(
         f"{options.model} on {options.dataset}: {graph.num_nodes} nodes, {graph.num_edges} edges, "
-        f"{graph.num_classes} classes; {world.world_size} ranks on {world.num_nodes} nodes, "
-        f"{device.type}; {steps} steps an epoch of {global_batch} seeds over all ranks "
-        f"({len(training) - len(shares) * world.world_size} of {len(training)} training nodes "
-        f"dropped an epoch); learning rate {rate:.2g}"
+        f"{graph.num_classes} classes; world size {world.world_size} on {world.num_nodes} node(s), "
+        f"{device.type}; {steps} steps an epoch, {global_batch} seeds a step over all ranks, "
+        f"{dropped} of {len(train_nodes)} training nodes dropped an epoch to keep the steps equal; "
+        f"learning rate {rate:.2g}"
     )
 
-    def evaluate(nodes: Tensor) -> float:
-        model.eval()
-        mine = nodes[world.rank :: world.world_size]
-        correct = 0
-        with torch.no_grad():
-            for seeds in mine.split(4 * options.batch_size):
-                x, adjacency, y = load(seeds)
-                correct += int((model(x, adjacency).argmax(dim=1) == y).sum())
-        hits, count = ranks.sum(correct, len(mine))
-        return hits / count
-
-    losses: list[float] = []
-    peak_pss = [0.0] * world.num_nodes
-    train_accuracy, started, paused = 0.0, time.monotonic(), 0.0
+    losses, peak_pss = [], PeakPss(ranks)
     for epoch in range(1, options.epochs + 1):
-        ddp.train()
-        shares.set_epoch(epoch)
-        loss_sum = correct = 0.0
-        epoch_started = time.monotonic()
-        for step, seeds in enumerate(training[list(shares)].split(options.batch_size), 1):
-            x, adjacency, y = load(seeds)
+        model.train()
+        share_of_rank.set_epoch(epoch)
+        started, loss_sum, correct = time.monotonic(), 0.0, 0
+        seeds_of_epoch = train_nodes[list(share_of_rank)]
+        for step, seeds in enumerate(torch.split(seeds_of_epoch, options.batch_size), 1):
+            x, adjacency, y = batches.load(seeds)
             logits = ddp(x, adjacency)
-            loss = F.cross_entropy(logits, y)
+            loss = functional.cross_entropy(logits, y)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
+
             loss_sum += loss.item() * len(seeds)
             correct += int((logits.argmax(dim=1) == y).sum())
+            done = min(step * options.batch_size, len(seeds_of_epoch)) * world.world_size
+            speed = round(done / (time.monotonic() - started), 1)
             if metrics.due():
-                done = step * global_batch
                 metrics.write(
                     epoch=epoch,
                     epochs=options.epochs,
                     step=step,
                     steps=steps,
                     loss=loss.item(),
-                    seeds_per_second=round(done / (time.monotonic() - epoch_started), 1),
+                    seeds_per_second=speed,
                 )
-        total, hits, count = ranks.sum(loss_sum, correct, len(shares))
-        trained = time.monotonic()
+
+        total, hits, count = ranks.sum(loss_sum, correct, len(seeds_of_epoch))
         losses.append(total / count)
-        train_accuracy = hits / count
-        val_accuracy = evaluate(as_indices(graph.val))
-        pss = [0.0] * world.num_nodes
-        pss[world.node_rank] = pss_mb()
-        peak_pss = [max(a, b) for a, b in zip(peak_pss, ranks.sum(*pss), strict=True)]
-        speed = count / (trained - epoch_started)
-        say(
-            f"epoch {epoch}/{options.epochs}: loss {losses[-1]:.4f}, train accuracy "
-            f"{train_accuracy:.4f}, val accuracy {val_accuracy:.4f}, {speed:.0f} seeds/s",
-            flush=True,
-        )
-        metrics.write(
-            epoch=epoch,
-            epochs=options.epochs,
-            loss=losses[-1],
-            train_accuracy=train_accuracy,
-            val_accuracy=val_accuracy,
-            seeds_per_second=round(speed, 1),
+        epoch_metrics = {
+            "epoch": epoch,
+            "epochs": options.epochs,
+            "loss": losses[-1],
+            "train_accuracy": hits / count,
+            "val_accuracy": evaluate(model, batches, graph.val, ranks, options.batch_size),
+            "seeds_per_second": speed,
+        }
+        peak_pss.measure()
+        metrics.write(**epoch_metrics)
+        metrics.say(
+            f"epoch {epoch}/{options.epochs}: loss {losses[-1]:.4f}, "
+            f"train accuracy {epoch_metrics['train_accuracy']:.4f}, "
+            f"val accuracy {epoch_metrics['val_accuracy']:.4f}, {speed:.0f} seeds/s"
         )
 
-    test_accuracy = evaluate(as_indices(graph.test))
+    test_accuracy = evaluate(model, batches, graph.test, ranks, options.batch_size)
     digest = same_weights(ranks, model)
-    say(f"test accuracy {test_accuracy:.4f}; the weights of all ranks are the same ({digest[:12]})")
+    metrics.say(f"test accuracy {test_accuracy:.4f}; all ranks hold the weights {digest[:12]}")
     metrics.write(
+        **epoch_metrics,
+        losses=losses,
+        test_accuracy=test_accuracy,
+        peak_pss_mb_per_node=peak_pss.per_node,
+        weights_sha256=digest,
+        world_size=world.world_size,
+        device=device.type,
         dataset=options.dataset,
         model=options.model,
-        world_size=world.world_size,
-        epochs=options.epochs,
-        losses=losses,
-        loss=losses[-1],
-        train_accuracy=train_accuracy,
-        val_accuracy=val_accuracy,
-        test_accuracy=test_accuracy,
-        seeds_per_second=round(speed, 1),
-        peak_pss_mb_per_node=[round(mb, 1) for mb in peak_pss],
-        weights_sha256=digest,
     )
 
 
-def _silent(*_args: object, **_kwargs: object) -> None:
-    """What ranks other than 0 say."""
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, batches: Batches, nodes: NDArray[Any], ranks: Ranks, batch_size: int
+) -> float:
+    """Return the accuracy over ``nodes``: every rank counts its share, and none is left out."""
+    model.eval()
+    mine = torch.from_numpy(nodes[ranks.world.rank :: ranks.world.world_size]).long()
+    correct = 0
+    for seeds in torch.split(mine, 4 * batch_size):
+        x, adjacency, y = batches.load(seeds)
+        correct += int((model(x, adjacency).argmax(dim=1) == y).sum())
+    hits, count = ranks.sum(correct, len(mine))
+    return hits / count
 
 
 def main(world: World) -> None:
     """Read the options, get the graph, train."""
     options = parse()
     recipe = datasets.recipe(options)
-    root = options.data_dir or default_root(os.environ)
-    with process_group(world, options.device, timedelta(minutes=10)) as ranks:
-        graph, error = None, None
-        try:
-            check = lambda: ranks.check("data")  # noqa: E731
-            if world.local_rank == 0:
-                folder = prepare(
-                    root, recipe.folder, recipe.build, timeout=options.data_timeout, check=check
-                )
-            else:
-                folder = wait_for(root, recipe.folder, timeout=options.data_timeout, check=check)
-            graph = open_graph(folder)
-            if world.world_size > len(graph.train):
-                raise WorkloadError("more ranks")
-        except WorkloadError as failure:
-            error = failure
-        ranks.agree("data", error, timeout=options.data_timeout + 30)
+    sampler_class(options.sampler)
+    with process_group(world, options.device, timedelta(seconds=options.timeout)) as ranks:
+        graph = datasets.load(ranks, recipe, options)
+        if world.world_size > len(graph.train):
+            raise WorkloadError(
+                f"world size {world.world_size}, but {options.dataset} has {len(graph.train)} "
+                f"training nodes: take fewer ranks, or a larger data set"
+            )
         metrics = Metrics(os.environ, world.rank)
         train(ranks, graph, options, metrics)
         metrics.close()
 
 
-def parse() -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(prog="sage", description="Train GraphSAGE with neighbour sampling under DDP.")
-    add = parser.add_argument
-    add("--dataset", choices=datasets.NAMES, default="debian")
-    add("--data-dir", type=Path)
-    add("--data-timeout", type=float, default=600)
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the options, from the command line unless they are given.
+
+    Raises:
+        WorkloadError: One of them is wrong.
+    """
+    parser = Parser("sage", "Train GraphSAGE with neighbour sampling under DDP.")
+    add = parser.add_argument_group("training").add_argument
+    add("--model", choices=("sage", "mlp"), default="sage", help="mlp: the same without edges")
     add("--epochs", type=positive, default=8)
-    add("--batch-size", type=positive, default=256)
-    add("--fanout", type=integers, default=(10, 10))
-    add("--hidden", type=positive, default=256)
-    add("--lr", type=float, default=6e-3)
-    add("--dropout", type=float, default=0.5)
-    add("--model", choices=("sage", "mlp"), default="sage")
+    add("--batch-size", type=positive, default=256, help="seeds a step on each rank (256)")
+    add("--fanout", type=integers, default=(10, 10), metavar="N,N", help="one a layer (10,10)")
+    add("--hidden", type=positive, default=256, help="width of the layers between (256)")
+    add(
+        "--lr",
+        type=positive_float,
+        default=6e-3,
+        help=f"Adam's rate for {REFERENCE_BATCH} seeds over all ranks (0.006); it is multiplied "
+        f"by the root of the seeds over all ranks / {REFERENCE_BATCH}",
+    )
+    add("--dropout", type=share, default=0.5, help="0 to below 1 (0.5)")
+    add("--seed", type=natural, default=0)
     add("--sampler", choices=("auto", "torch", "pyg-lib"), default="auto")
-    add("--seed", type=int, default=0)
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add(
+        "--timeout",
+        type=positive_float,
+        default=600,
+        metavar="SECONDS",
+        help="how long a rank waits for the others in a step (600)",
+    )
+    add = parser.add_argument_group("data").add_argument
+    add("--dataset", choices=datasets.NAMES, default="debian")
+    add(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="where prepared data is kept, node-local or shared "
+        "($TOOLKIT_DATA, else ~/.cache/toolkit, else a temporary folder)",
+    )
+    add(
+        "--data-timeout",
+        type=positive_float,
+        default=600,
+        metavar="SECONDS",
+        help="how long a rank waits for another one that prepares the data (600)",
+    )
+    add = parser.add_argument_group("the size of --dataset planted").add_argument
     add("--num-nodes", type=positive, default=200_000)
-    add("--num-edges", type=int, default=20_000_000)
+    add("--num-edges", type=positive, default=20_000_000)
     add("--num-features", type=positive, default=602)
     add("--num-classes", type=positive, default=32)
-    add("--data-seed", type=int, default=0)
-    return parser.parse_args()
+    add("--data-seed", type=natural, default=0)
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

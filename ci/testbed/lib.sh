@@ -8,8 +8,16 @@ CACHE="${TOOLKIT_TESTBED_CACHE:-/var/cache/toolkit-testbed}"
 say() { printf 'testbed: %s\n' "$*" >&2; }
 
 die() {
-	say "$*"
+	reason=$*
+	say "$reason"
 	exit 1
+}
+
+# For what this machine cannot do, as against what went wrong: tests skip on this exit code.
+cannot() {
+	reason=$*
+	say "$reason"
+	exit 3
 }
 
 # The start time of a process, in clock ticks since boot: with its id, a name that is never reused.
@@ -81,7 +89,7 @@ apt_install() {
 		tail -n 15 "$log" >&2
 		rm -f "$log"
 		restore_policy "$policy"
-		die "apt-get could not install ${missing[*]}"
+		cannot "apt-get could not install ${missing[*]}"
 	fi
 	rm -f "$log"
 	restore_policy "$policy"

@@ -2,6 +2,7 @@
 # ci/testbed/up, down and status: pass the verb on to the parts, and keep ci/testbed/env.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=ci/testbed/lib.sh
 . "$here/lib.sh"
 
 verb=$1
@@ -37,7 +38,8 @@ for part in "${parts[@]}"; do
 	# --release is a matter of Slurm alone.
 	if [ "$part" = docker ]; then args=(); fi
 	"$here/$part.sh" "$verb" "${args[@]}" || code=$?
-	if [ "$verb" = up ] && [ "$code" -ne 0 ]; then break; fi
+	# A refused `up` has changed nothing, and a failed one has cleaned up after itself.
+	if [ "$verb" = up ] && [ "$code" -ne 0 ]; then exit "$code"; fi
+	if [ "$verb" != status ]; then write_env; fi
 done
-if [ "$verb" != status ]; then write_env; fi
 exit "$code"

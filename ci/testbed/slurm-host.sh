@@ -7,6 +7,7 @@
 set -euo pipefail
 name=$1 address=$2 bed=$3 root=$4
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=ci/testbed/lib.sh
 . "$here/lib.sh"
 
 # Outside, this process has another id. /proc is still the outer one, and `read` is no process of
@@ -55,11 +56,11 @@ mount -t proc proc /proc
 if [ "$root" != / ]; then umount -l /.outside; fi
 mount -t tmpfs -o mode=755 run /run
 mount -t tmpfs -o mode=1777 shm /dev/shm
-mkdir -p /run/lock /run/toolkit-testbed "$(dirname "$resolv_path")"
+mkdir -p /run/lock /run/toolkit-testbed-slurm "$(dirname "$resolv_path")"
 printf '%s\n' "$resolv" >"$bed/$name/resolv.conf"
 [ -e "$resolv_path" ] || touch "$resolv_path"
 mount --bind "$bed/$name/resolv.conf" "$resolv_path"
-mount --bind "$bed/etc/hosts" /etc/hosts
+mount --bind "$bed/$name/hosts" /etc/hosts
 printf '%s\n' "$name" >"$bed/$name/hostname"
 [ -e /etc/hostname ] || touch /etc/hostname
 mount --bind "$bed/$name/hostname" /etc/hostname
@@ -67,10 +68,14 @@ hostname "$name"
 # As udev has it on a real machine: squashfuse is for everyone.
 if [ -e "$bed/dev/fuse" ] && [ -e /dev/fuse ]; then mount --bind "$bed/dev/fuse" /dev/fuse; fi
 
+if [ -e "$bed/etc/cgroup.conf" ] && [ "$name" != ctl ]; then
+	umount /sys/fs/cgroup/memory
+	mount -t cgroup -o memory cgroup /sys/fs/cgroup/memory
+fi
 if [ -e "$bed/etc/enroot.sysconf" ] && [ "$name" != ctl ]; then
 	mkdir -m 1777 /run/enroot
-	mkdir -p /run/toolkit-testbed/local
-	mount --bind "$bed/$name/local" /run/toolkit-testbed/local
+	mkdir -p /run/toolkit-testbed-slurm/local
+	mount --bind "$bed/$name/local" /run/toolkit-testbed-slurm/local
 	mount --bind "$bed/etc/enroot.conf.d" "$(cat "$bed/etc/enroot.sysconf")/enroot.conf.d"
 fi
 
@@ -87,29 +92,28 @@ ip addr add "$address/24" dev eth0
 ip link set eth0 up
 
 export SLURM_CONF=$bed/etc/slurm.conf
-log=$bed/log
+# daemon NAME ARG…: run it in the foreground, as a child of this shell; should it end, slurm.sh can tell.
+daemon() {
+	{
+		"$@" >"$bed/log/$1.$name.out" 2>&1 && true
+		echo "$1 ended with exit code $?" >"$bed/$name/ended"
+	} &
+}
 
-# Every daemon stays in the foreground, as a child of this shell, and writes its own log.
 "$here/slurm-munged.sh" "$bed" "$name"
-case $name in
-ctl)
-	if [ -e "$bed/etc/slurmdbd.conf" ]; then
-		mariadb-install-db --no-defaults --user=root --datadir="$bed/db" --skip-test-db --skip-name-resolve \
-			--auth-root-authentication-method=normal >"$log/mariadb-install.log" 2>&1
-		mariadbd --no-defaults --user=root --datadir="$bed/db" --socket=/run/toolkit-testbed/mariadb.sock \
-			--pid-file=/run/toolkit-testbed/mariadb.pid --bind-address=127.0.0.1 --init-file="$bed/etc/init.sql" \
-			--innodb-lock-wait-timeout=900 --innodb-buffer-pool-size=128M \
-			--innodb-flush-log-at-trx-commit=0 >"$log/mariadbd.log" 2>&1 &
-		wait_for 60 bash -c 'exec 3<>/dev/tcp/127.0.0.1/3306'
-		slurmdbd -D >"$log/slurmdbd.out" 2>&1 &
-		wait_for 60 bash -c 'exec 3<>/dev/tcp/127.0.0.1/6819'
-	fi
-	slurmctld -D >"$log/slurmctld.out" 2>&1 &
-	;;
-*)
-	slurmd -D -N "$name" >"$log/slurmd.$name.out" 2>&1 &
-	;;
-esac
+if [ "$name" = ctl ]; then
+	mariadb-install-db --no-defaults --user=root --datadir="$bed/db" --skip-test-db --skip-name-resolve \
+		--auth-root-authentication-method=normal >"$bed/log/mariadb-install.log" 2>&1
+	daemon mariadbd --no-defaults --user=root --datadir="$bed/db" --bind-address=127.0.0.1 \
+		--socket=/run/toolkit-testbed-slurm/mariadb.sock --pid-file=/run/toolkit-testbed-slurm/mariadb.pid \
+		--init-file="$bed/etc/init.sql" --innodb-lock-wait-timeout=900 --innodb-flush-log-at-trx-commit=0
+	wait_for 60 bash -c 'exec 3<>/dev/tcp/127.0.0.1/3306'
+	daemon slurmdbd -D
+	wait_for 60 bash -c 'exec 3<>/dev/tcp/127.0.0.1/6819'
+	daemon slurmctld -D
+else
+	daemon slurmd -D -N "$name"
+fi
 
 # Bash reaps what is orphaned on this host while it waits.
 while :; do

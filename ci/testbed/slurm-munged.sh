@@ -5,7 +5,7 @@
 # srun sends one credential to both nodes.
 set -euo pipefail
 bed=$1 name=$2
-mkdir -p /run/toolkit-testbed
-munged --key-file="$bed/etc/munge.key" --socket=/run/toolkit-testbed/munge.socket \
-	--pid-file=/run/toolkit-testbed/munged.pid --seed-file="$bed/$name/munged.seed" \
+mkdir -p /run/toolkit-testbed-slurm
+munged --key-file="$bed/etc/munge.key" --socket=/run/toolkit-testbed-slurm/munge.socket \
+	--pid-file=/run/toolkit-testbed-slurm/munged.pid --seed-file="$bed/$name/munged.seed" \
 	--log-file="$bed/log/munged.$name.log"

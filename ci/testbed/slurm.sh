@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A real Slurm cluster of two nodes on this machine: slurm.sh up [--release 22.05|24.11] | down | status
+# A real Slurm cluster of two nodes on this machine: slurm.sh up [--release 22.05|24.11] | down | status | image
 #
 # Four hosts: this machine is the login node; `ctl` runs slurmctld, slurmdbd and its database; `node01`
 # and `node02` run slurmd. The last three are sets of namespaces (network, mount, PID, UTS, IPC), joined
@@ -7,12 +7,14 @@
 # interface. No service manager, no container engine; needs root.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=ci/testbed/lib.sh
 . "$here/lib.sh"
 
 bed=$STATE/slurm
-run=/run/toolkit-testbed
+run=/run/toolkit-testbed-slurm
 link=tbslurm0
 tester=tester
+memory_cgroup=/sys/fs/cgroup/memory/toolkit-testbed-slurm
 packages=(slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge slurmdbd mariadb-server-core mariadb-client-core iproute2)
 clients=(srun sbatch salloc squeue sinfo scontrol scancel sacct sacctmgr sprio sstat)
 root_packages=(util-linux procps hostname python3 jq squashfs-tools squashfuse fuse3 gawk curl parallel zstd pigz)
@@ -73,7 +75,9 @@ slurm_up() { timeout 5 "$bed/bin/scontrol" ping 2>/dev/null | grep -q 'is UP'; }
 
 # Both nodes in a state in which they run jobs.
 nodes_up() {
-	[ "$(timeout 5 "$bed/bin/sinfo" -h -N -p main -o '%N %T' 2>/dev/null | grep -cE ' (idle|mixed|allocated|completing)$')" = 2 ]
+	local states
+	states=$(timeout 5 "$bed/bin/sinfo" -h -N -p main -o '%T' 2>/dev/null)
+	[ "$(wc -l <<<"$states")" = 2 ] && ! grep -qE 'down|drain|fail|inval|unk|reboot|[*]' <<<"$states"
 }
 
 healthy() {
@@ -82,26 +86,30 @@ healthy() {
 	for host in login "${hosts[@]}"; do
 		alive "$bed/pids/$host" || return 1
 	done
-	slurm_up && nodes_up
+	# A busy machine may be late with an answer.
+	wait_for 10 slurm_up && wait_for 10 nodes_up
 }
 
 # ---- up
 
 check_machine() {
-	[ "$(id -u)" = 0 ] || die "the Slurm test bed needs root: it makes network and mount namespaces"
-	command -v apt-get >/dev/null || die "the Slurm test bed is made of Debian packages, and this machine has no apt-get"
+	[ "$(id -u)" = 0 ] || cannot "the Slurm test bed needs root: it makes network and mount namespaces"
+	command -v apt-get >/dev/null || cannot "the Slurm test bed is made of Debian packages, and this machine has no apt-get"
 	unshare --mount --net --uts --ipc --pid --fork true 2>/dev/null ||
-		die "this machine lets root make no namespaces (a container needs --privileged)"
+		cannot "this machine lets root make no namespaces (a container needs --privileged)"
 	if [ -e "$run/slurm.state" ] && [ "$(cat "$run/slurm.state")" != "$STATE" ]; then
 		die "another test bed is up, with its state in $(cat "$run/slurm.state"); take that one down first"
 	fi
 	if id "$tester" >/dev/null 2>&1; then
 		die "the user '$tester' exists and is not the test bed's; rename or remove it"
 	fi
+	if [ -n "${TOOLKIT_PYXIS_SO:-}" ] && [ ! -e "$TOOLKIT_PYXIS_SO" ]; then
+		die "TOOLKIT_PYXIS_SO names $TOOLKIT_PYXIS_SO, which does not exist"
+	fi
 }
 
 write_config() {
-	local password
+	local password host
 	mkdir -p "$bed"/{bin,etc,log,pids,state,spool,dev,db} "$STATE/shared" "$run"
 	chmod 755 "$STATE" "$bed"
 	chmod 700 "$bed/db"
@@ -113,10 +121,13 @@ write_config() {
 	mknod -m 666 "$bed/dev/gpu0" c 1 3
 	mknod -m 666 "$bed/dev/gpu1" c 1 3
 	if [ -e /dev/fuse ]; then mknod -m 666 "$bed/dev/fuse" c 10 229; fi
-	{
-		echo "127.0.0.1 localhost"
-		hosts_lines "$subnet"
-	} >"$bed/etc/hosts"
+	for host in "${hosts[@]}"; do
+		{
+			echo "# $host"
+			echo "127.0.0.1 localhost"
+			hosts_lines "$subnet"
+		} >"$bed/$host/hosts"
+	done
 	password=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 	(
 		umask 077
@@ -154,7 +165,6 @@ write_config() {
 		SlurmctldLogFile=$bed/log/slurmctld.log
 		SlurmdLogFile=$bed/log/slurmd.%n.log
 		ProctrackType=proctrack/linuxproc
-		TaskPlugin=task/none
 		MpiDefault=none
 		ReturnToService=2
 		MessageTimeout=20
@@ -180,13 +190,37 @@ write_config() {
 		SlurmdParameters=config_overrides
 		NodeName=node01 NodeAddr=$subnet.${octet[node01]} CPUs=8 RealMemory=32000 Gres=gpu:fake:2
 		NodeName=node02 NodeAddr=$subnet.${octet[node02]} CPUs=8 RealMemory=32000 Gres=gpu:fake:2
-		PartitionName=main Nodes=node01,node02 Default=YES MaxTime=INFINITE
-		PartitionName=short Nodes=node01,node02 MaxTime=1
+		PartitionName=main Nodes=node01,node02 Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=5
+		PartitionName=short Nodes=node01,node02 MaxTime=1 PriorityTier=1
+		# What is submitted to 'urgent' takes the nodes from jobs in the others, which are requeued.
+		PreemptType=preempt/partition_prio
+		PreemptMode=REQUEUE
+		PartitionName=urgent Nodes=node01,node02 MaxTime=INFINITE PriorityTier=10
 	END
 	echo "Name=gpu Type=fake File=$bed/dev/gpu[0-1]" >"$bed/etc/gres.conf"
+	configure_memory_limits
 	if [ -n "$plugin_dir" ]; then echo "PluginDir=$plugin_dir" >>"$bed/etc/slurm.conf"; fi
 	: >"$bed/etc/plugstack.conf"
 	if [ -n "$pyxis" ]; then configure_pyxis; fi
+}
+
+# A job that takes more memory than it asked for is killed: by the kernel where slurmd can have a memory
+# cgroup of its own, as on most clusters, else by slurmd's own polling.
+configure_memory_limits() {
+	local cgroup=$memory_cgroup
+	if [ -w "$(dirname "$cgroup")/cgroup.procs" ] && mkdir -p "$cgroup"/node0{1,2} 2>/dev/null; then
+		echo "TaskPlugin=task/cgroup" >>"$bed/etc/slurm.conf"
+		cat >"$bed/etc/cgroup.conf" <<-END
+			CgroupPlugin=cgroup/v1
+			CgroupMountpoint=/sys/fs/cgroup
+			ConstrainRAMSpace=yes
+		END
+	else
+		cat >>"$bed/etc/slurm.conf" <<-END
+			TaskPlugin=task/none
+			JobAcctGatherParams=OverMemoryKill
+		END
+	fi
 }
 
 # What a site's administrator decides. Images are mounted where pyxis can do that, not unpacked, and
@@ -204,32 +238,52 @@ configure_pyxis() {
 	cp "$sysconf"/enroot.conf.d/*.conf "$bed/etc/enroot.conf.d/" 2>/dev/null || true
 	cat >"$bed/etc/enroot.conf.d/00-testbed.conf" <<-'END'
 		ENROOT_RUNTIME_PATH /run/enroot/user-$(id -u)
-		ENROOT_DATA_PATH /run/toolkit-testbed/local/enroot-data/user-$(id -u)
-		ENROOT_CACHE_PATH /run/toolkit-testbed/local/enroot-cache/user-$(id -u)
+		ENROOT_DATA_PATH /run/toolkit-testbed-slurm/local/enroot-data/user-$(id -u)
+		ENROOT_CACHE_PATH /run/toolkit-testbed-slurm/local/enroot-cache/user-$(id -u)
 	END
 }
 
 # The root file system of another release, made once.
 make_root() {
-	local root=$1 mirror log
-	[ ! -e "$root" ] || return 0
+	if [ ! -e "$1" ]; then
+		make_tree "${suite[$release]}" "$1.part" "${packages[@]}" "${root_packages[@]}"
+		mv "$1.part" "$1"
+	fi
+}
+
+# make_tree SUITE DIRECTORY PACKAGE…: a root file system, from the mirror that this machine uses.
+make_tree() {
+	local codename=$1 directory=$2 mirror log
+	shift 2
 	apt_install mmdebstrap
 	# shellcheck disable=SC2016  # apt-get fills in the name, not the shell
 	mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' | head -n 1)
-	say "making the root file system of Debian ${suite[$release]} (once; kept in $CACHE)"
+	say "making a root file system of Debian $codename (once; what comes of it is kept in $CACHE)"
 	mkdir -p "$CACHE"
 	chmod 755 "$CACHE"
-	rm -rf "$root.part"
+	rm -rf "$directory"
 	log=$(mktemp)
-	if ! timeout 1200 mmdebstrap --quiet --variant=essential \
-		--include="$(IFS=,; echo "${packages[*]},${root_packages[*]}")" \
-		"${suite[$release]}" "$root.part" ${mirror:+"$mirror"} >"$log" 2>&1 9>&-; then
+	if ! timeout 1200 mmdebstrap --quiet --variant=essential --include="$(IFS=,; echo "$*")" \
+		"$codename" "$directory" ${mirror:+"$mirror"} >"$log" 2>&1 9>&-; then
 		tail -n 15 "$log" >&2
-		rm -rf "$root.part" "$log"
-		die "mmdebstrap could not make Debian ${suite[$release]}"
+		rm -rf "$directory" "$log"
+		cannot "mmdebstrap could not make a root file system of Debian $codename"
 	fi
 	rm -f "$log"
-	mv "$root.part" "$root"
+}
+
+# A small image for pyxis, Debian with python3, as a squashfs file. Prints its path.
+image() {
+	local image=$CACHE/debian-python3.sqsh
+	if [ ! -e "$image" ]; then
+		apt_install squashfs-tools
+		make_tree bookworm "$CACHE/image.part" python3
+		mksquashfs "$CACHE/image.part" "$image.part" -noappend -quiet -no-progress -comp gzip -e dev >&2
+		rm -rf "$CACHE/image.part"
+		chmod 644 "$image.part"
+		mv "$image.part" "$image"
+	fi
+	echo "$image"
 }
 
 # A program of the other release, run on this machine by that release's own loader and libraries: no
@@ -267,34 +321,64 @@ remove_hosts() {
 }
 
 start_host() {
-	env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 \
-		TOOLKIT_TESTBED_STATE="$STATE" TOOLKIT_TESTBED_CACHE="$CACHE" \
-		setsid unshare --mount --propagation slave --net --uts --ipc --pid --fork --kill-child=KILL -- \
-		"$here/slurm-host.sh" "$1" "$2" "$bed" "$3" </dev/null >"$bed/log/$1.log" 2>&1 9>&- &
+	(
+		# A memory cgroup of its own, as the root of all that the host sees of cgroups: enroot looks up
+		# in /proc/self/cgroup what it then mounts.
+		if [ -d "$memory_cgroup/$1" ]; then echo "$BASHPID" >"$memory_cgroup/$1/cgroup.procs"; fi
+		exec env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 \
+			TOOLKIT_TESTBED_STATE="$STATE" TOOLKIT_TESTBED_CACHE="$CACHE" \
+			setsid unshare --mount --propagation slave --net --uts --ipc --pid --cgroup --fork --kill-child=KILL -- \
+			"$here/slurm-host.sh" "$1" "$2" "$bed" "$3" </dev/null >"$bed/log/$1.log" 2>&1 9>&-
+	) &
 	wait_for 10 alive "$bed/pids/$1" || die "the host $1 did not start"
+}
+
+# until_up WHAT COMMAND…: wait for it, but not for a daemon or a host that has already ended.
+until_up() {
+	local what=$1 host
+	shift
+	wait_for 60 settled "$@"
+	for host in "${hosts[@]}"; do
+		alive "$bed/pids/$host" || die "the host $host ended while it started"
+		[ ! -e "$bed/$host/ended" ] || die "on $host, $(cat "$bed/$host/ended")"
+	done
+	"$@" || die "$what did not come up in time"
+}
+
+settled() {
+	local host
+	for host in "${hosts[@]}"; do
+		if [ -e "$bed/$host/ended" ] || ! alive "$bed/pids/$host"; then return 0; fi
+	done
+	"$@"
 }
 
 # What an administrator does once the daemons run.
 register() {
-	wait_for 30 slurm_up || die "slurmctld does not answer"
 	sacctmgr -i add account testbed Description=testbed Organization=testbed >"$bed/log/sacctmgr.log" 2>&1
 	sacctmgr -i add user root,"$tester" Account=testbed >>"$bed/log/sacctmgr.log" 2>&1
 }
 
 up() {
-	local subnet pyxis root=/ plugin_dir='' host tool pid begun=$SECONDS
+	local subnet pyxis root=/ plugin_dir='' current host tool pid begun=$SECONDS
 	if healthy; then
-		if [ "$(cat "$bed/release")" = "$release" ]; then
-			say "Slurm $release is up already"
-			return
+		current=$(cat "$bed/release")
+		if [ "${release:-$current}" != "$current" ]; then
+			die "Slurm $current is up; run ci/testbed/down slurm first, then ask for $release"
 		fi
-		die "Slurm $(cat "$bed/release") is up; run ci/testbed/down slurm first, then ask for $release"
+		say "Slurm $current is up already"
+		return
 	fi
 	if [ -e "$bed" ]; then
 		say "found a cluster that is not healthy; removing it first"
 		down
 	fi
 	check_machine
+	own=$(own_release)
+	release=${release:-$own}
+	if [ "$release" != "$own" ] && [ -z "${suite[$release]:-}" ]; then
+		die "there is no release '$release' here: ask for ${!suite[*]}, or for this machine's own $own by leaving it out"
+	fi
 	trap failed EXIT
 	if [ "$release" = "$own" ]; then
 		apt_install "${packages[@]}"
@@ -329,8 +413,9 @@ up() {
 	"$here/slurm-munged.sh" "$bed" login 9>&-
 	record_pid "$bed/pids/login" "$(cat "$run/munged.pid")"
 	export SLURM_CONF=$bed/etc/slurm.conf
+	until_up slurmctld slurm_up
 	register
-	wait_for 60 nodes_up || die "the nodes did not become ready"
+	until_up "node01 and node02" nodes_up
 	timeout 30 srun -N2 --ntasks-per-node=1 true || die "a first job on both nodes failed"
 
 	echo "$release" >"$bed/release"
@@ -350,14 +435,14 @@ up() {
 # A half-made cluster is of no use to anyone: say what its logs say, then remove it.
 failed() {
 	local log
-	say "the cluster did not come up; the ends of its logs:"
 	for log in "$bed"/log/*; do
 		if [ -s "$log" ]; then
 			printf -- '--- %s\n' "${log##*/}" >&2
-			tail -n 8 "$log" >&2
+			tail -n 5 "$log" >&2
 		fi
 	done
 	down
+	say "the cluster did not come up: ${reason:-see the ends of its logs above}"
 }
 
 # ---- down
@@ -372,6 +457,9 @@ down() {
 		userdel --remove "$tester" 2>/dev/null || say "could not remove the user $tester"
 	fi
 	remove_hosts
+	if [ -d "$memory_cgroup" ]; then
+		find "$memory_cgroup" -depth -type d -exec rmdir {} + || say "could not remove $memory_cgroup"
+	fi
 	rm -rf "$bed" "$STATE/shared" "$STATE/env.slurm" "$run"
 	rmdir "$STATE" 2>/dev/null || true
 	say "Slurm is down"
@@ -380,7 +468,7 @@ down() {
 status() {
 	if healthy; then
 		say "Slurm $(cat "$bed/release") is up"
-		SLURM_CONF=$bed/etc/slurm.conf timeout 10 "$bed/bin/sinfo" -N -o '%N %T %c %G' >&2
+		SLURM_CONF=$bed/etc/slurm.conf timeout 10 "$bed/bin/sinfo" -N -p main -o '%N %T %c %G' >&2
 	elif [ -e "$bed" ]; then
 		say "Slurm is not healthy; see $bed/log"
 		return 1
@@ -401,11 +489,6 @@ export SLURM_CONF=$bed/etc/slurm.conf
 case $verb in
 up)
 	one_at_a_time slurm
-	own=$(own_release)
-	release=${release:-$own}
-	if [ "$release" != "$own" ] && [ -z "${suite[$release]:-}" ]; then
-		die "no release $release: choose ${!suite[*]}, or leave it out for this machine's own $own"
-	fi
 	up
 	;;
 down)
@@ -413,8 +496,12 @@ down)
 	down
 	;;
 status) status ;;
+image)
+	one_at_a_time slurm
+	image
+	;;
 *)
-	echo "usage: slurm.sh up [--release 22.05|24.11] | down | status" >&2
+	echo "usage: slurm.sh up [--release 22.05|24.11] | down | status | image" >&2
 	exit 2
 	;;
 esac

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from toolkit.config import Setting
 from toolkit.errors import UsageError
-from toolkit.job import JobSpec, Plan, Process, exit_reason, make_spec, parse_env, parse_time
+from toolkit.job import JobSpec, Plan, Process, make_spec, parse_env, parse_time
 
 
 def spec(command: tuple[str, ...] = (), workload: str | None = None, **options: Any) -> JobSpec:
@@ -116,12 +116,6 @@ def test_secrets_are_neither_recorded_nor_printed() -> None:
 )
 def test_a_job_is_named_after_its_script(command: tuple[str, ...], name: str) -> None:
     assert spec(command).job_name == name
-
-
-def test_exit_reasons_name_signals() -> None:
-    assert exit_reason(3) == "exited with code 3"
-    assert "SIGKILL" in exit_reason(137)
-    assert exit_reason(255) == "exited with code 255"
 
 
 WORD = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)

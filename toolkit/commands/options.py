@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 Text = str | None
 Number = int | None
+Flag = bool | None
 Texts = list[str] | None
+
+Runs = Annotated[
+    str | None,
+    typer.Option(help="Folder for run directories [default: TOOLKIT_RUNS, else runs]."),
+]
 
 #: By the name that toolkit/config.py and toolkit/job.py know; Slurm's and pyxis's own words.
 JOB_OPTIONS: dict[str, Any] = {
@@ -62,14 +68,46 @@ JOB_OPTIONS: dict[str, Any] = {
     "container_name": Annotated[
         Text, typer.Option(help="Keep the container under this name (it outlives the job).")
     ],
+    "container_mount_home": Annotated[
+        Flag,
+        typer.Option(
+            "--container-mount-home/--no-container-mount-home",
+            help="Mount the home directory [default: no].",
+        ),
+    ],
+    "container_writable": Annotated[
+        Flag, typer.Option(help="Let the job write into the container's root [default: no].")
+    ],
     "env": Annotated[
         Texts, typer.Option(help="NAME=VALUE; or NAME, which never prints the value; repeatable.")
     ],
     "srun_arg": Annotated[Texts, typer.Option(help="One more argument for srun; repeatable.")],
     "on": Annotated[Text, typer.Option(help="auto, local, slurm or docker [default: auto].")],
-    "runs": Annotated[
-        Text, typer.Option(help="Folder for run directories [default: TOOLKIT_RUNS, else runs].")
+    "runs": Runs,
+}
+
+#: What a batch job has besides.
+BATCH_OPTIONS: dict[str, Any] = {
+    "array": Annotated[
+        Text, typer.Option(help="Task ids of a job array, such as 0-9%4; a run directory each.")
     ],
+    "dependency": Annotated[Text, typer.Option(help="Wait for jobs, such as afterok:1234.")],
+    "hold": Annotated[Flag, typer.Option(help="Submit the job held (scontrol release starts it).")],
+    "signal": Annotated[
+        Text,
+        typer.Option(
+            help="SIGNAL@SECONDS: sent to every rank so long before the time limit"
+            " [default: TERM@120 with --time of 10 minutes or more]."
+        ),
+    ],
+    "requeue": Annotated[
+        Flag,
+        typer.Option(
+            help="Run again when preempted, when a node is lost, and when the job ends with 75"
+            " [default: yes]."
+        ),
+    ],
+    "sbatch_arg": Annotated[Texts, typer.Option(help="One more argument for sbatch; repeatable.")],
 }
 
 Words = Annotated[
@@ -88,18 +126,20 @@ Json = Annotated[
 EXPLICIT_COMMAND = "toolkit.explicit_command"
 
 
-def with_job_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command every option of :data:`JOB_OPTIONS`; it gets them as the dict ``options``."""
+def with_job_options(
+    function: Callable[..., None], table: dict[str, Any] = JOB_OPTIONS
+) -> Callable[..., None]:
+    """Give a command every option of ``table``; it gets them as the dict ``options``."""
 
     def command(**given: Any) -> None:
-        options = {name: given.pop(name) for name in JOB_OPTIONS}
+        options = {name: given.pop(name) for name in table}
         function(options=options, **given)
 
     own = inspect.signature(function, eval_str=True).parameters
     parameters = [parameter for name, parameter in own.items() if name != "options"]
     parameters += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in JOB_OPTIONS.items()
+        for name, annotation in table.items()
     ]
     command.__doc__ = function.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -122,7 +162,14 @@ class JobCommand(TyperCommand):
         return left
 
 
-def add_job_command(app: typer.Typer, name: str, function: Callable[..., None]) -> None:
-    """Register a command that starts a job; its options stand before the workload or command."""
+def add_job_command(
+    app: typer.Typer, name: str, function: Callable[..., None], *, batch: bool = False
+) -> None:
+    """Register a command that starts a job; its options stand before the workload or command.
+
+    ``batch`` adds what only a batch job has.
+    """
     settings = {"allow_interspersed_args": False}
-    app.command(name, cls=JobCommand, context_settings=settings)(with_job_options(function))
+    table = JOB_OPTIONS | BATCH_OPTIONS if batch else JOB_OPTIONS
+    command = with_job_options(function, table)
+    app.command(name, cls=JobCommand, context_settings=settings)(command)

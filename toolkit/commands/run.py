@@ -14,6 +14,7 @@ import typer
 from toolkit import config, run_dir, targets
 from toolkit.commands import view
 from toolkit.commands.options import EXPLICIT_COMMAND, Cluster, DryRun, Json, Words
+from toolkit.entrypoint.finish import describe
 from toolkit.errors import ToolkitError, UsageError
 from toolkit.job import JobSpec, make_spec
 
@@ -50,7 +51,7 @@ def run(
         print(target.plan(spec, path, cwd=cwd, environ=os.environ, record=record).script(), end="")
         return
     target.check(spec)
-    view.error(f"running on {target.NAME} ({why})")
+    view.message(f"running on {target.NAME} ({why})")
     path = run_dir.reserve(runs, name)
     try:
         plan = target.plan(spec, path, cwd=cwd, environ=os.environ, record=record)
@@ -58,15 +59,15 @@ def run(
         path.rmdir()
         raise
     for note in plan.notes:
-        view.error(note)
+        view.message(note)
     started = run_dir.fill(path, record, workload=spec.workload is not None)
     (path / "script.sh").write_text(plan.script(), encoding="utf-8")
     with view.view(sys.stderr if as_json else sys.stdout) as shown:
         outcome = target.run(spec, plan, started, shown, os.environ)
     result = started.finish(outcome)
-    if outcome.failure:
-        view.error(str(outcome.failure))
-    view.error(f"run directory: {path}")
+    if result["failure"]:
+        view.message(describe(result["failure"]))
+    view.message(f"run directory: {path}")
     if as_json:
         print(json.dumps(result))
     raise typer.Exit(outcome.exit_code)

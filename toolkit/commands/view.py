@@ -6,7 +6,7 @@ import sys
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
-from toolkit.run_dir import parse_metrics
+from toolkit.entrypoint.finish import parse_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +29,10 @@ class PlainView:
         self._stream.write(f"[rank {rank}] {text}\n")
         self._stream.flush()
 
+    def note(self, text: str) -> None:
+        """Show a message of the target's."""
+        message(text)
+
     def poll(self, run: RunDir) -> None:
         """Show nothing: the workload prints its own progress."""
 
@@ -45,6 +49,10 @@ class LiveView:
     def line(self, rank: int, text: str) -> None:
         """Show a line above the display, as it is: no markup, no colours of Rich's own."""
         self._progress.console.out(f"[rank {rank}] {text}", highlight=False)
+
+    def note(self, text: str) -> None:
+        """Show a message of the target's above the display."""
+        self._progress.console.out(f"toolkit: {text}", highlight=False)
 
     def poll(self, run: RunDir) -> None:
         """Read what ``metrics.jsonl`` has gained and move the display."""
@@ -105,6 +113,6 @@ def view(stream: IO[str]) -> Iterator[View]:
         yield LiveView(progress)
 
 
-def error(text: str) -> None:
+def message(text: str) -> None:
     """A message of the toolkit's own."""
     print(f"toolkit: {text}", file=sys.stderr)

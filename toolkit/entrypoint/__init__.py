@@ -25,7 +25,7 @@ def resolve(environ: Mapping[str, str] | None = None) -> World:
         environ: the variables to read; the process's own when None.
 
     Returns:
-        The World. Resolving again after ``World.environ()`` was exported gives the same one.
+        The World. Resolving again what ``World.export()`` made gives the same one.
 
     Raises:
         EntrypointError: the variables are wrong, partial or contradict each other (exit code 71),
@@ -37,12 +37,13 @@ def resolve(environ: Mapping[str, str] | None = None) -> World:
         address, address_source = choose_address(variables, ranks)
         port, port_source = choose_port(variables, ranks)
         loopback_interfaces(variables, ranks)
-        if ranks.warnings and variables.flag("TOOLKIT_STRICT"):
-            raise EntrypointError(
-                "; ".join(ranks.warnings) + " (an error because TOOLKIT_STRICT is set)."
-            )
     except EntrypointError as error:
         if error.rank is None:
             error.rank = variables.probable_rank()
         raise
+    if ranks.warnings and variables.flag("TOOLKIT_STRICT"):
+        raise EntrypointError(
+            f"{'; '.join(ranks.warnings)} (an error because TOOLKIT_STRICT is set).",
+            rank=ranks.rank,
+        )
     return World(ranks, address, address_source, port, port_source)

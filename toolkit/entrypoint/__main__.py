@@ -1,25 +1,27 @@
-"""``python -m toolkit.entrypoint``, or ``entrypoint.pyz``: show the World, or start a command in it."""
+"""``python -m toolkit.entrypoint`` or ``entrypoint.pyz``: show the World, or start a command."""
 
 from __future__ import annotations
 
+# signal itself wraps this in enums, which cost more than all the rest.
+import _signal  # type: ignore[import-not-found]  # typeshed has no stub of it
 import os
 import sys
 
-import _signal  # signal itself wraps this in enums, which cost more than all the rest
-
 from toolkit.entrypoint import resolve
-from toolkit.entrypoint.world import EntrypointError
+from toolkit.entrypoint.world import EntrypointError, parse_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
 USAGE = """\
-usage: python -m toolkit.entrypoint [--show | --hostlist EXPR] [-- COMMAND...]
+usage: python -m toolkit.entrypoint [--show | --hostlist EXPR | --finish RUN CODE] [-- COMMAND...]
 
-  --show           print the World (ranks, MASTER_ADDR, MASTER_PORT) as JSON; start nothing
-  --hostlist EXPR  print the names of a Slurm host list, one a line
-  -- COMMAND...    check that the ranks can meet, export the World, become COMMAND
+  --show             print the World (ranks, MASTER_ADDR, MASTER_PORT) as JSON; start nothing
+  --hostlist EXPR    print the names of a Slurm host list, one a line
+  --finish RUN CODE  write result.json of a run whose srun ended with CODE, and end with the
+                     first failing rank's own code
+  -- COMMAND...      check that the ranks can meet, export the World, become COMMAND
 
 Ends with 71 where ranks or variables are wrong, 76 where the address or the port cannot be used.
 """
@@ -30,10 +32,14 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     restore_signals()
     try:
         code = run(sys.argv[1:] if arguments is None else arguments)
+    except OSError as error:  # stdout is closed or full
+        code = 1
+        say(f"cannot write the answer: {error.strerror}.")
     except EntrypointError as error:
         code = error.exit_code
         say(("" if error.rank is None else f"rank {error.rank}: ") + str(error))
-    sys.exit(code)
+    # Nothing is buffered, and a look-up that still hangs in its thread is left behind.
+    os._exit(code)
 
 
 def restore_signals() -> None:
@@ -48,7 +54,7 @@ def restore_signals() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """One of the three uses; returns an exit code unless the process became the command."""
+    """One of the four uses; returns an exit code unless the process became the command."""
     if arguments == ["--show"]:
         import json
 
@@ -59,6 +65,10 @@ def run(arguments: list[str]) -> int:
 
         write(1, "\n".join(expand(arguments[1])))
         return 0
+    if len(arguments) == 3 and arguments[0] == "--finish":
+        from toolkit.entrypoint.finish import finish
+
+        return finish(arguments[1], parse_number(arguments[2], "CODE"))
     if arguments and arguments[0] == "--" and len(arguments) > 1:
         from toolkit.entrypoint.start import start
 
@@ -70,7 +80,10 @@ def run(arguments: list[str]) -> int:
 
 def say(message: str) -> None:
     """One message on stderr, in one write, so that those of other ranks do not cut it."""
-    write(2, f"toolkit: {message}")
+    try:
+        write(2, f"toolkit: {message}")
+    except OSError:
+        return  # a closed stderr is no reason not to run
 
 
 def write(descriptor: int, text: str) -> None:

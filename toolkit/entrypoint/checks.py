@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import time
-
-import _socket  # socket itself imports selectors and enums, which cost more than all the rest
+# socket itself imports selectors and enums, which cost more than all the rest.
+import _socket
 import _thread
+import errno
+import os
+import time
 
 from toolkit.entrypoint.rendezvous import LOOPBACK, LOWEST_PORT, PRIME
 from toolkit.entrypoint.world import BAD_RENDEZVOUS, EntrypointError, quote
@@ -94,14 +95,14 @@ def check_address(world: World, limit: int) -> None:
     outcome: list[OSError | None] = []
     done = _thread.allocate_lock()
     done.acquire()
-    _thread.start_new_thread(
-        look_up, (host, world.master_port, time.monotonic() + limit, outcome, done)
-    )
-    done.acquire(True, limit)
-    if outcome and outcome[0] is None:
+    deadline = time.monotonic() + limit
+    _thread.start_new_thread(look_up, (host, world.master_port, deadline, outcome, done))
+    answered = done.acquire(True, limit)
+    error = outcome[0] if answered else None
+    if answered and error is None:
         return
-    if outcome:
-        what = f"does not resolve on this node ({outcome[0].args[-1]})"
+    if error is not None:
+        what = f"does not resolve on this node ({error.args[-1]})"
     else:
         what = f"was not resolved within {limit} s (TOOLKIT_RENDEZVOUS_TIMEOUT)"
     raise EntrypointError(
@@ -120,8 +121,6 @@ def look_up(
     done: _thread.LockType,
 ) -> None:
     """Resolve ``host``, again while the resolver says "try again"; append None or the error."""
-    import os
-
     while True:
         try:
             # Bytes, since a str would pull in the idna codec.

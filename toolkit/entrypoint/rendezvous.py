@@ -48,9 +48,8 @@ def is_loopback(host: str) -> bool:
     name = host.strip("[]").rstrip(".").lower()
     if name in _LOOPBACK_NAMES or name.endswith(".localhost"):
         return True
-    if name.startswith("::ffff:"):
-        name = name[7:]
-    return name.startswith("127.") and name.replace(".", "").isdigit()
+    _, _, mapped = name.rpartition("::ffff:")
+    return mapped.startswith("127.") and mapped.replace(".", "").isdigit()
 
 
 def is_local_target(variables: Variables) -> bool:

@@ -8,6 +8,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    Number = tuple[int, str]  # a number, and the variable or rule that it came from
+
+DIGITS = 10  # what any number may have
 BAD_RANKS = 71  # toolkit.errors.RankError
 BAD_RENDEZVOUS = 76  # toolkit.errors.RendezvousError
 
@@ -35,9 +38,9 @@ def parse_number(value: str, what: str) -> int:
     """A non-negative number of 1 to 10 ASCII digits.
 
     Raises:
-        EntrypointError: ``value`` is anything else, such as ``+1``, `` 1``, ``1_0`` or ``١``.
+        EntrypointError: ``value`` is anything else, such as ``+1``, `` 1`` or ``1_0``.
     """
-    if 0 < len(value) <= 10 and value.isascii() and value.isdigit():
+    if 0 < len(value) <= DIGITS and value.isascii() and value.isdigit():
         return int(value)
     raise EntrypointError(
         f"{what}={quote(value)} is not a number of 1 to 10 digits: correct it or unset it."
@@ -102,7 +105,7 @@ class Variables:
         """The rank to name in an error that came before the ranks were known."""
         for name in ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK", "PMIX_RANK", "RANK"):
             value = self.get(name)
-            if value and len(value) <= 10 and value.isascii() and value.isdigit():
+            if value and len(value) <= DIGITS and value.isascii() and value.isdigit():
                 return int(value)
         return None
 
@@ -113,9 +116,9 @@ class Ranks:
     Attributes:
         node_names: the names of the nodes in order, None where the launcher gives none.
         node_names_source: the variable they came from.
-        port_key: what names this world and no other on the node, for the port: the job and step
-            ids, as text or numbers; empty where nothing does.
-        port_key_source: the variables they came from.
+        port_key: what names this world and no other on the node, for the port: a job, by number
+            or by name, and a step of it; None where nothing does.
+        port_key_source: the variable that names the job.
         warnings: what is doubtful but can be gone on with.
         node_warnings: those of ``warnings`` that can differ from node to node.
     """
@@ -123,12 +126,13 @@ class Ranks:
     def __init__(
         self,
         launcher: str,
-        world_size: tuple[int, str],
-        rank: tuple[int, str],
-        local_rank: tuple[int, str],
-        local_world_size: tuple[int, str],
-        node_rank: tuple[int, str],
-        num_nodes: tuple[int, str],
+        *,
+        world_size: Number,
+        rank: Number,
+        local_rank: Number,
+        local_world_size: Number,
+        node_rank: Number,
+        num_nodes: Number,
     ):
         self.launcher = launcher
         self.world_size = world_size[0]
@@ -147,7 +151,7 @@ class Ranks:
         }
         self.node_names: list[str] | None = None
         self.node_names_source = ""
-        self.port_key: tuple[str | int, ...] = ()
+        self.port_key: tuple[str | int, int] | None = None
         self.port_key_source = ""
         self.warnings: list[str] = []
         self.node_warnings: list[str] = []
@@ -159,6 +163,12 @@ class Ranks:
         Raises:
             EntrypointError: showing both values and where each came from.
         """
+        if self.world_size >= 10**DIGITS:
+            raise EntrypointError(
+                f"world_size {self.world_size} (from {self.sources['world_size']}) is more than "
+                "any cluster runs.",
+                rank=self.rank,
+            )
         for name, limit in (
             ("rank", "world_size"),
             ("local_rank", "local_world_size"),
@@ -188,7 +198,7 @@ class Ranks:
 
 
 class World:
-    """Who this process is among the processes of the run. Not to be changed.
+    """Who this process is among the processes of the run.
 
     Attributes:
         world_size: number of processes.
@@ -242,6 +252,14 @@ class World:
         shown["sources"] = dict(self.sources)
         shown["warnings"] = list(self.warnings)
         return shown
+
+    def export(self, environ: dict[str, str]) -> None:
+        """Put the World into ``environ``, where resolving again gives the same one."""
+        environ.update(self.environ())
+        if self.launcher != "torchrun":
+            # Leaked marks would make torch wait for an agent's store that is not there.
+            environ.pop("TORCHELASTIC_RUN_ID", None)
+            environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
 
     def environ(self) -> dict[str, str]:
         """The variables that torch and the workloads read."""

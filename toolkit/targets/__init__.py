@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from toolkit.job import JobSpec, Outcome, Plan
     from toolkit.run_dir import RunDir
 
-TARGETS = ("local",)
+TARGETS = ("local", "slurm")
 
 
 class View(Protocol):
@@ -27,6 +27,9 @@ class View(Protocol):
 
     def line(self, rank: int, text: str) -> None:
         """Show a line that a rank printed; called from several threads."""
+
+    def note(self, text: str) -> None:
+        """Show what the target itself has to say, such as why a job waits."""
 
     def poll(self, run: RunDir) -> None:
         """Show what the workload reported since the last call."""

@@ -19,16 +19,19 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING
 
 from toolkit import run_dir as run_dirs
+from toolkit.entrypoint import finish
 from toolkit.errors import UnavailableError, UsageError
-from toolkit.job import Failure, Outcome, Plan, Process, exit_reason
+from toolkit.job import Outcome, Plan, Process
+from toolkit.targets.process import Signals, exit_code, signal_group, start
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from toolkit.entrypoint.finish import Json
     from toolkit.job import JobSpec
     from toolkit.run_dir import RunDir
     from toolkit.targets import View
@@ -290,16 +293,6 @@ class _Rank:
             self._log.flush()
             self._view.line(self.rank, line.decode(errors="replace").rstrip("\r\n"))
 
-    def wait(self) -> int:
-        """The exit code, 128+n for a signal."""
-        code = self.process.wait()
-        return code if code >= 0 else 128 - code
-
-    def signal(self, number: signal.Signals) -> None:
-        """Signal the rank and whatever it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
-
     def drain(self) -> None:
         """Read what is left; a grandchild that holds the pipe open is not waited for."""
         self._reader.join(timeout=1.0)
@@ -315,11 +308,11 @@ def run(spec: JobSpec, plan: Plan, run: RunDir, view: View, environ: Mapping[str
     begun = time.time()
     ended: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
     ranks: list[_Rank] = []
-    failure: Failure | None = None
-    with _Signals() as signals:
+    failure: Json | None = None
+    with Signals() as signals:
         try:
             for number, process in enumerate(plan.processes):
-                started = _start(process, plan.environment(process, environ), plan.cwd)
+                started = start(process, plan.environment(process, environ), plan.cwd)
                 ranks.append(_Rank(number, started, run.log(number).open("wb"), view))
                 threading.Thread(target=_report, args=(ranks[-1], ended), daemon=True).start()
             deadline = begun + spec.time if spec.time else None
@@ -333,14 +326,12 @@ def run(spec: JobSpec, plan: Plan, run: RunDir, view: View, environ: Mapping[str
                     continue
                 running -= 1
                 if code and failure is None:
-                    failure = _failed(rank, code)
+                    failure = _failed(rank, code, run)
         finally:
             _end(ranks)
     view.poll(run)
-    if failure and failure.rank is not None:
-        failure = _describe(failure, run)
     return Outcome(
-        exit_code=failure.exit_code if failure else 0,
+        exit_code=failure["exit_code"] if failure else 0,
         started=begun,
         ended=time.time(),
         hosts=(platform.node(),) * spec.nodes,
@@ -348,80 +339,37 @@ def run(spec: JobSpec, plan: Plan, run: RunDir, view: View, environ: Mapping[str
     )
 
 
-class _Signals:
-    """Notes SIGINT, SIGTERM and SIGHUP instead of dying of them, so that no rank is left behind."""
-
-    def __init__(self) -> None:
-        self.caught: signal.Signals | None = None
-        self._before: dict[signal.Signals, object] = {}
-
-    def _note(self, number: int, _frame: object) -> None:
-        self.caught = signal.Signals(number)
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() itself returned
-
-
-def _start(process: Process, env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        process.argv,
-        env=env,
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C reaches us alone, and we end the rank with all it started
-    )
-
-
 def _report(rank: _Rank, ended: queue.SimpleQueue[tuple[int, int]]) -> None:
-    ended.put((rank.rank, rank.wait()))
+    ended.put((rank.rank, exit_code(rank.process)))
 
 
-def _interrupted(signals: _Signals, deadline: float | None, spec: JobSpec) -> Failure | None:
+def _interrupted(signals: Signals, deadline: float | None, spec: JobSpec) -> Json | None:
     if signals.caught is not None:
-        return Failure("toolkit", f"was cancelled by {signals.caught.name}", 130)
+        return finish.failure("toolkit", f"was cancelled by {signals.caught.name}", 130)
     if deadline is not None and time.time() > deadline:
-        return Failure("toolkit", f"reached its time limit of {spec.time} s", 124)
+        return finish.failure("toolkit", f"reached its time limit of {spec.time} s", 124)
     return None
 
 
-def _failed(rank: int, code: int) -> Failure:
-    return Failure("workload", exit_reason(code), code, rank=rank)
-
-
-def _describe(failure: Failure, run: RunDir) -> Failure:
-    """Add where the rank ran and what it printed last."""
-    assert failure.rank is not None
-    record = run.rank_record(failure.rank)
-    return Failure(
-        # The entrypoint leaves its record just before the rank's command takes over.
-        origin="workload" if record else "toolkit",
-        reason=failure.reason,
-        exit_code=failure.exit_code,
-        rank=failure.rank,
-        host=platform.node(),
-        last_lines=tuple(run.last_lines(failure.rank)),
-    )
+def _failed(rank: int, code: int, run: RunDir) -> Json:
+    # The entrypoint leaves its record just before the rank's command takes over.
+    origin = "workload" if run.rank_record(rank) else "toolkit"
+    return finish.failure(origin, finish.exit_reason(code), code, rank, platform.node())
 
 
 def _end(ranks: list[_Rank]) -> None:
     """End every rank that still runs: SIGTERM, a short grace, SIGKILL."""
     for rank in ranks:
         if rank.process.poll() is None:
-            rank.signal(signal.SIGTERM)
+            signal_group(rank.process, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S
     for rank in ranks:
         with contextlib.suppress(subprocess.TimeoutExpired):
             rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
     for rank in ranks:
-        rank.signal(signal.SIGKILL)  # also what an ended rank left running in its group
+        signal_group(
+            rank.process, signal.SIGKILL
+        )  # also what an ended rank left running in its group
         rank.process.wait()
         rank.drain()
 

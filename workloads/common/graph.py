@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +27,9 @@ import numpy as np
 from workloads.common.errors import WorkloadError
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
+    from typing import Self
 
     from numpy.typing import ArrayLike, DTypeLike, NDArray
 
@@ -80,27 +81,29 @@ def open_graph(folder: Path, *, private: bool = False) -> Graph:
         WorkloadError: A file is missing, cut short or not what ``graph.json`` says.
     """
     try:
-        about = json.loads((folder / "graph.json").read_text())
-        arrays = {}
-        for name in ARRAYS:
-            # Copy-on-write, because torch warns of memory that it may not write; nothing writes,
-            # so the pages stay the page cache's own and all processes share them.
-            array = np.load(folder / f"{name}.npy", mmap_mode=None if private else "c")
-            said = about["arrays"][name]
-            if [list(array.shape), array.dtype.str] != said:
-                msg = f"{name}.npy holds {array.shape} {array.dtype.str}, graph.json says {said}"
-                raise ValueError(msg)
-            arrays[name] = array
-        graph = Graph(**arrays, num_classes=int(about["num_classes"]))
-        if graph.indptr[0] != 0 or graph.indptr[-1] != graph.num_edges:
-            msg = f"indptr.npy ends at {graph.indptr[-1]}, indices.npy at {graph.num_edges}"
-            raise ValueError(msg)
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        return _open(folder, private)
+    except Exception as error:  # what numpy and json raise is of many kinds
         msg = (
             f"the prepared graph in {folder} is damaged ({error}); "
             f"remove that folder and run again, and it is made anew"
         )
         raise WorkloadError(msg) from error
+
+
+def _open(folder: Path, private: bool) -> Graph:  # noqa: FBT001 - private, called once
+    about = json.loads((folder / "graph.json").read_text())
+    arrays = {}
+    for name in ARRAYS:
+        # Copy-on-write, because torch warns of memory that it may not write; nothing writes,
+        # so the pages stay the page cache's own and all processes share them.
+        array = np.load(folder / f"{name}.npy", mmap_mode=None if private else "c")
+        said = about["arrays"][name]
+        if [list(array.shape), array.dtype.str] != said:
+            raise ValueError(f"{name}.npy is {array.shape} {array.dtype.str}, not {said}")
+        arrays[name] = array
+    graph = Graph(**arrays, num_classes=int(about["num_classes"]))
+    if graph.indptr[0] != 0 or graph.indptr[-1] != graph.num_edges:
+        raise ValueError(f"indptr.npy ends at {graph.indptr[-1]}, indices at {graph.num_edges}")
     return graph
 
 
@@ -121,7 +124,7 @@ class ArrayFile:
         rows.tofile(self._file)
         self._rows += len(rows)
 
-    def __enter__(self) -> ArrayFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

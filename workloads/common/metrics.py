@@ -1,4 +1,4 @@
-"""What a workload reports: JSON lines in the run directory, and the memory of its processes."""
+"""What a workload reports: lines on stdout, JSON lines in the run directory, memory."""
 
 from __future__ import annotations
 
@@ -7,33 +7,50 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from workloads.common.errors import WorkloadError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from workloads.common.ranks import Ranks
 
 INTERVAL = 0.5  # seconds between two lines about steps: enough for a progress display
 
 
 class Metrics:
-    """Appends lines to ``$TOOLKIT_RUN_DIR/metrics.jsonl``; on rank 0 alone, and only in a run.
+    """Rank 0's voice: prints, and appends to ``$TOOLKIT_RUN_DIR/metrics.jsonl`` where it is set.
 
-    The toolkit merges the lines into the ``metrics`` of ``result.json``: the last value of each
-    key counts.
+    The toolkit merges the lines of that file into the ``metrics`` of ``result.json``: the last
+    value of each key counts. On other ranks everything here does nothing.
+
+    Raises:
+        WorkloadError: The file cannot be written.
     """
 
     def __init__(self, environ: Mapping[str, str], rank: int) -> None:
+        self._speaks = rank == 0
         self._file: IO[str] | None = None
         self._last = -INTERVAL
         folder = environ.get("TOOLKIT_RUN_DIR")
-        if folder and rank == 0:
-            self._file = (Path(folder) / "metrics.jsonl").open("a", buffering=1)
+        if folder and self._speaks:
+            try:
+                self._file = (Path(folder) / "metrics.jsonl").open("a", buffering=1)
+            except OSError as error:
+                msg = f"the metrics cannot be written (TOOLKIT_RUN_DIR={folder}): {error}"
+                raise WorkloadError(msg) from error
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        if self._speaks:
+            print(text, flush=True)
 
     def write(self, **values: Any) -> None:
-        """Write a line now."""
+        """Append a line of JSON."""
         if self._file:
             self._file.write(json.dumps(values) + "\n")
 
     def due(self) -> bool:
-        """Tell whether it is time for another line about a step."""
+        """Tell whether it is time for another line about a step: at most two a second."""
         now = time.monotonic()
         if now - self._last < INTERVAL:
             return False
@@ -44,6 +61,26 @@ class Metrics:
         """Close the file."""
         if self._file:
             self._file.close()
+
+
+class PeakPss:
+    """The most memory that all ranks of a node took together whenever it was measured.
+
+    Attributes:
+        per_node: MB (10**6 bytes), in the order of the nodes.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.per_node = [0.0] * ranks.world.num_nodes
+
+    def measure(self) -> None:
+        """Measure now, on all ranks."""
+        world = self._ranks.world
+        mine = [0.0] * world.num_nodes
+        mine[world.node_rank] = pss_mb()
+        now = self._ranks.sum(*mine)
+        self.per_node = [round(max(a, b), 1) for a, b in zip(self.per_node, now, strict=True)]
 
 
 def pss_mb() -> float:

@@ -28,8 +28,8 @@ from workloads.common.errors import WorkloadError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-BEAT = 2.0  # seconds between two touches of a lock
 STALE = 30.0  # seconds without a touch after which a lock is passed over
+BEATS = 15  # how often a lock is touched in that time
 POLL = 0.1  # seconds between two looks at the folder
 
 
@@ -37,15 +37,23 @@ def default_root(environ: Mapping[str, str]) -> Path:
     """Choose where data sets are kept: $TOOLKIT_DATA, the user's cache, or a temporary folder."""
     if environ.get("TOOLKIT_DATA"):
         return Path(environ["TOOLKIT_DATA"])
-    if environ.get("XDG_CACHE_HOME"):
-        cache = Path(environ["XDG_CACHE_HOME"])
-    else:
-        cache = Path(environ.get("HOME") or "/nonexistent") / ".cache"
-    nearest = next(p for p in (cache / "toolkit", *cache.absolute().parents) if p.exists())
-    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
-        return cache / "toolkit"
-    # Homes are read-only in many containers.
-    return Path(tempfile.gettempdir()) / f"toolkit-{os.getuid()}"
+    cache = environ.get("XDG_CACHE_HOME")
+    if not cache and environ.get("HOME"):
+        cache = f"{environ['HOME']}/.cache"
+    if cache:
+        # Tried, because permissions do not tell: root may write anywhere, but not to /proc.
+        root = Path(cache) / "toolkit"
+        with contextlib.suppress(OSError):
+            root.mkdir(parents=True, exist_ok=True)
+            if os.access(root, os.W_OK | os.X_OK):
+                return root
+    # Homes are read-only in many containers. Anyone may write to the temporary folder, so what
+    # another user has put there under this name is not taken for our data.
+    root = Path(tempfile.gettempdir()) / f"toolkit-{os.getuid()}"
+    if root.exists() and root.stat().st_uid != os.getuid():
+        msg = f"{root} belongs to another user; choose a folder by --data-dir or TOOLKIT_DATA"
+        raise WorkloadError(msg)
+    return root
 
 
 def prepare(
@@ -65,7 +73,7 @@ def prepare(
         build: Fills the empty folder that it is given.
         timeout: Seconds to wait for another process that is making it; no limit on ``build``.
         check: Called while waiting; raises to end the wait.
-        stale: Seconds after which a lock that nobody touches is passed over.
+        stale: Seconds after which a lock that nobody touches is passed over; the same for all.
 
     Raises:
         WorkloadError: It cannot be written, or another process did not finish it in time.
@@ -80,16 +88,12 @@ def prepare(
                 generation = int(locks[-1].suffix[1:]) + 1 if locks else 0
                 lock = root / f".{name}.lock.{generation}"
                 if _acquire(lock):
-                    with _held(lock):
+                    with _held(lock, stale / BEATS):
                         _make(root, name, build, passed_over=locks)
                     continue
             _pause(deadline, timeout, root / name, check, locks)
     except OSError as error:
-        msg = (
-            f"cannot prepare the data set in {root / name}: {error}; "
-            f"choose a folder that can be written by --data-dir or TOOLKIT_DATA"
-        )
-        raise WorkloadError(msg) from error
+        raise _unusable(root / name, error) from error
     return root / name
 
 
@@ -99,20 +103,30 @@ def wait_for(
     """Return ``root/name`` once it is there.
 
     Raises:
-        WorkloadError: It is not there after ``timeout`` seconds.
+        WorkloadError: It is not there after ``timeout`` seconds, or ``root`` cannot be read.
     """
     deadline = time.monotonic() + timeout
-    while not _is_there(root, name):
-        _pause(deadline, timeout, root / name, check, _locks(root, name))
+    try:
+        while not _is_there(root, name):
+            _pause(deadline, timeout, root / name, check, _locks(root, name))
+    except OSError as error:
+        raise _unusable(root / name, error) from error
     return root / name
+
+
+def _unusable(folder: Path, error: OSError) -> WorkloadError:
+    return WorkloadError(
+        f"cannot prepare the data set in {folder}: {error}; "
+        f"choose a folder that can be written by --data-dir or TOOLKIT_DATA"
+    )
 
 
 def _names(root: Path) -> list[str]:
     """List the folder: unlike a look at one path, it is not answered from an old "no such file"."""
     try:
-        return os.listdir(root)
-    except FileNotFoundError:
-        return []
+        return [path.name for path in root.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []  # whoever prepares it makes the folder, or says why it cannot be made
 
 
 def _is_there(root: Path, name: str) -> bool:
@@ -174,12 +188,12 @@ def _acquire(lock: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _held(lock: Path) -> Iterator[None]:
-    """Touch the lock until the work is done, then remove it."""
+def _held(lock: Path, interval: float) -> Iterator[None]:
+    """Touch the lock every ``interval`` seconds until the work is done, then remove it."""
     done = threading.Event()
 
     def beat() -> None:
-        while not done.wait(BEAT):
+        while not done.wait(interval):
             with contextlib.suppress(OSError):
                 os.utime(lock)
 

@@ -1,16 +1,26 @@
-"""Neighbour sampling: exact, without replacement, vectorised over all nodes of a batch."""
+"""Neighbour sampling: exact, without replacement, vectorised over all nodes of a batch.
+
+Random numbers are torch's own, so ``torch.manual_seed`` decides them.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from workloads.common.errors import WorkloadError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
+
+# Said once by every process; the few operations that are needed here are tested.
+warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
 
 
 @dataclass(frozen=True)
@@ -28,7 +38,7 @@ class Batch:
 
 
 def choose_neighbours(
-    indptr: Tensor, indices: Tensor, nodes: Tensor, fanout: int, generator: torch.Generator
+    indptr: Tensor, indices: Tensor, nodes: Tensor, fanout: int
 ) -> tuple[Tensor, Tensor]:
     """Choose up to ``fanout`` distinct neighbours of every node, each set equally likely.
 
@@ -51,7 +61,7 @@ def choose_neighbours(
     for step in range(fanout):
         last = lowest + step
         # float64: a float32 has 24 bits, too few for a hub's neighbours.
-        draw = torch.rand(len(many), dtype=torch.float64, generator=generator)
+        draw = torch.rand(len(many), dtype=torch.float64)
         drawn = (draw * (last + 1)).long()
         taken = (chosen[:, :step] == drawn[:, None]).any(dim=1)
         chosen[:, step] = torch.where(taken, last, drawn)
@@ -62,39 +72,81 @@ def choose_neighbours(
     return offsets, indices[(start[:, None] + position)[kept]].long()
 
 
-class NeighbourSampler:
-    """Samples the part of a graph that the layers of a GNN need for some seeds."""
+class TorchSampler:
+    """Samples the part of a graph that the layers of a GNN need, in plain torch.
 
-    def __init__(
-        self, indptr: Tensor, indices: Tensor, fanout: Sequence[int], seed: int = 0
-    ) -> None:
+    Args:
+        indptr: [nodes + 1], int64: where each node's neighbours start in ``indices``.
+        indices: [edges], int32 or int64; may be a mapped file, only what is needed is read.
+        fanout: Neighbours of a seed, then of those, and so on; one number a layer.
+    """
+
+    def __init__(self, indptr: Tensor, indices: Tensor, fanout: Sequence[int]) -> None:
         self.indptr, self.indices, self.fanout = indptr, indices, tuple(fanout)
-        self.generator = torch.Generator().manual_seed(seed)
         # One more than the place of a node in the batch, 0 for none: fresh zeros take no memory
         # until a page of them is written.
         self._place = torch.zeros(len(indptr) - 1, dtype=torch.int32)
 
     def sample(self, seeds: Tensor) -> Batch:
-        """Sample for seeds (int64, distinct), from the last layer down to the features.
-
-        Every layer is computed only for the nodes that the next one reads.
-        """
+        """Sample for seeds (int64, distinct), from the last layer down to the features."""
         nodes, adjacency = seeds, []
         self._place[seeds] = torch.arange(1, len(seeds) + 1, dtype=torch.int32)
         for fanout in self.fanout:
-            offsets, neighbours = choose_neighbours(
-                self.indptr, self.indices, nodes, fanout, self.generator
-            )
+            offsets, neighbours = choose_neighbours(self.indptr, self.indices, nodes, fanout)
             targets = len(nodes)
-            fresh = neighbours[self._place[neighbours] == 0].unique()
+            fresh = neighbours[self._place[neighbours] == 0].unique()  # type: ignore[no-untyped-call]
             nodes = torch.cat([nodes, fresh])
             self._place[fresh] = torch.arange(targets + 1, len(nodes) + 1, dtype=torch.int32)
             column = self._place[neighbours].long() - 1
-            ones = torch.ones(len(column))
-            adjacency.append(
-                torch.sparse_csr_tensor(
-                    offsets, column, ones, size=(targets, len(nodes)), check_invariants=False
-                )
-            )
+            adjacency.append(_matrix(offsets, column, len(nodes)))
         self._place[nodes] = 0
         return Batch(nodes, adjacency[::-1])
+
+
+class PygLibSampler:
+    """The same with pyg-lib, one of its hops a layer; arguments as for ``TorchSampler``."""
+
+    def __init__(self, indptr: Tensor, indices: Tensor, fanout: Sequence[int]) -> None:
+        from pyg_lib.sampler import neighbor_sample  # noqa: PLC0415 - not on PyPI
+
+        self._neighbor_sample = neighbor_sample
+        # pyg-lib wants one type for all.
+        if len(indices) > torch.iinfo(indices.dtype).max:
+            indices = indices.long()
+        self.indptr, self.indices, self.fanout = indptr.to(indices.dtype), indices, tuple(fanout)
+
+    def sample(self, seeds: Tensor) -> Batch:
+        """Sample for seeds (int64, distinct), from the last layer down to the features."""
+        nodes, adjacency = seeds.to(self.indices.dtype), []
+        for fanout in self.fanout:
+            targets = len(nodes)
+            row, column, nodes, *_ = self._neighbor_sample(
+                self.indptr, self.indices, nodes, [fanout], return_edge_id=False
+            )
+            offsets = torch.zeros(targets + 1, dtype=torch.int64)
+            torch.cumsum(torch.bincount(row, minlength=targets), dim=0, out=offsets[1:])
+            adjacency.append(_matrix(offsets, column.long(), len(nodes)))
+        return Batch(nodes.long(), adjacency[::-1])
+
+
+def sampler_class(name: str) -> type[TorchSampler | PygLibSampler]:
+    """Choose a sampler: ``torch``, ``pyg-lib``, or ``auto`` for pyg-lib where it is installed.
+
+    Raises:
+        WorkloadError: pyg-lib is asked for and not installed.
+    """
+    installed = importlib.util.find_spec("pyg_lib") is not None
+    if name == "pyg-lib" and not installed:
+        msg = "--sampler pyg-lib, but pyg-lib is not installed; --sampler torch needs nothing more"
+        raise WorkloadError(msg)
+    return PygLibSampler if installed and name != "torch" else TorchSampler
+
+
+def _matrix(offsets: Tensor, column: Tensor, sources: int) -> Tensor:
+    return torch.sparse_csr_tensor(
+        offsets,
+        column,
+        torch.ones(len(column)),
+        size=(len(offsets) - 1, sources),
+        check_invariants=False,  # they hold by construction, and checking takes time
+    )

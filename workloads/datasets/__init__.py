@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from workloads.common.errors import WorkloadError
-from workloads.datasets import debian, planted
+from workloads.common.graph import Graph, open_graph
+from workloads.common.prepare import default_root, prepare, wait_for
+from workloads.datasets import debian, planted, public
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable
     from pathlib import Path
 
-NAMES = ("debian", "planted")
+    from workloads.common.ranks import Ranks
+
+# Goes up when a change makes folders that were prepared before it wrong.
+FORMAT = 1
+NAMES = ("debian", "planted", "reddit", "ogbn-products")
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,11 @@ class Recipe:
 
 
 def recipe(options: Namespace) -> Recipe:
-    """Find the recipe for ``--dataset`` and the options that belong to it."""
+    """Find the recipe for ``--dataset`` and the options that belong to it.
+
+    Raises:
+        WorkloadError: The options or the shipped file cannot be used.
+    """
     if options.dataset == "planted":
         shape = planted.Shape(
             options.num_nodes,
@@ -36,10 +47,38 @@ def recipe(options: Namespace) -> Recipe:
             options.num_classes,
             options.data_seed,
         )
-        return Recipe(shape.folder, partial(planted.build, shape=shape))
+        return Recipe(f"{shape.folder}-v{FORMAT}", partial(planted.build, shape=shape))
+    if options.dataset == "reddit":
+        return Recipe(f"reddit-v{FORMAT}", public.build_reddit)
+    if options.dataset == "ogbn-products":
+        return Recipe(f"ogbn-products-v{FORMAT}", public.build_ogbn_products)
     try:
         digest = hashlib.sha256(debian.FILE.read_bytes()).hexdigest()[:12]
     except OSError as error:
-        msg = f"the data set file {debian.FILE} cannot be read: {error}"
-        raise WorkloadError(msg) from error
-    return Recipe(f"debian-{digest}", debian.build)
+        raise debian.damaged(debian.FILE, error) from error
+    return Recipe(f"debian-{digest}-v{FORMAT}", debian.build)
+
+
+def load(ranks: Ranks, recipe: Recipe, options: Namespace) -> Graph:
+    """Map the graph, prepared by local rank 0 of each node, or by one of them on shared storage.
+
+    Raises:
+        WorkloadError: On all ranks, where one of them cannot prepare or read it.
+    """
+    limit = options.data_timeout
+
+    def check() -> None:
+        ranks.check("data")
+
+    error = None
+    try:
+        root = options.data_dir or default_root(os.environ)
+        if ranks.world.local_rank == 0:
+            folder = prepare(root, recipe.folder, recipe.build, timeout=limit, check=check)
+        else:
+            folder = wait_for(root, recipe.folder, timeout=limit, check=check)
+        graph = open_graph(folder)
+    except WorkloadError as failure:
+        error = failure
+    ranks.agree("data", error, timeout=limit + 30)
+    return graph

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +24,11 @@ def build(folder: Path, file: Path = FILE) -> None:
         WorkloadError: The file is missing or damaged.
     """
     try:
-        with np.load(file) as packed:
+        with file.open("rb") as raw, np.load(raw) as packed:
             arrays = {name: packed[name] for name in packed.files}
         y = arrays["y"]
-        package, dependency = _pairs(arrays["edge_count"], arrays["edge_delta"])
-        node, word = _pairs(arrays["word_count"], arrays["word_delta"])
+        package, dependency = ragged(arrays["edge_count"], arrays["edge_delta"])
+        node, word = ragged(arrays["word_count"], arrays["word_delta"])
         x = np.zeros((len(y), NUM_FEATURES), dtype=np.uint8)
         x[node, word] = 1
         # Both ways, each pair once: two packages may well depend on each other.
@@ -38,17 +36,15 @@ def build(folder: Path, file: Path = FILE) -> None:
         target, source = np.divmod(np.unique(both), len(y))
         splits = {name: arrays[name] for name in ("train", "val", "test")}
         num_classes = len(arrays["classes"])
-    except (OSError, EOFError, ValueError, KeyError, IndexError) as error:
-        raise _damaged(file, error) from error
-    except (zipfile.BadZipFile, zlib.error) as error:
-        raise _damaged(file, error) from error
+    except Exception as error:  # zipfile, zlib and numpy raise many kinds
+        raise damaged(file, error) from error
     for name, array in {"x": x, "y": y, **splits}.items():
         save_array(folder, name, array)
     save_edges(folder, source, target, len(y))
     finish_graph(folder, num_classes)
 
 
-def _pairs(count: NDArray[Any], delta: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def ragged(count: NDArray[Any], delta: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Undo ``make_debian``'s packing: the row and the column of every entry, as int64."""
     row = np.repeat(np.arange(len(count), dtype=np.int64), count)
     total = np.cumsum(delta, dtype=np.int64)
@@ -58,7 +54,8 @@ def _pairs(count: NDArray[Any], delta: NDArray[Any]) -> tuple[NDArray[Any], NDAr
     return row, total - before[row]
 
 
-def _damaged(file: Path, error: Exception) -> WorkloadError:
+def damaged(file: Path, error: Exception) -> WorkloadError:
+    """Say that the shipped file cannot be used."""
     return WorkloadError(
         f"the data set file {file} is missing or damaged ({error}); "
         f"restore it (git checkout, or install the toolkit again)"

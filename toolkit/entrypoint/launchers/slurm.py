@@ -1,15 +1,55 @@
-"""The ranks of a Slurm step, completed from its layout and checked until everything adds up."""
+"""A task of a Slurm step, whose marks are SLURM_STEP_*.
+
+A batch script and a shell of salloc have SLURM_PROCID and the job's SLURM_NTASKS, but are no step.
+The job's values are stale in a smaller step (JOB_NODELIST, JOB_NUM_NODES and NTASKS_PER_NODE stay
+as they were), so they count only where the step has none of its own. SLURM_JOB_NAME says nothing:
+``interactive`` is only salloc's default. A step is completed from its layout, and checked until
+everything adds up.
+"""
 
 from __future__ import annotations
 
-from toolkit.entrypoint.hostlist import expand, tasks_per_node
+from toolkit.entrypoint.hostlist import LIMIT, expand, tasks_per_node
 from toolkit.entrypoint.world import EntrypointError, Ranks, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from toolkit.entrypoint.world import Variables
+    from toolkit.entrypoint.world import Number, Variables
 
-    Number = tuple[int, str]  # a number and where it came from
+# Steps that are no tasks of srun (batch, extern, interactive, pending) have ids above this one.
+# Source: SLURM_MAX_NORMAL_STEP_ID in slurm.h.
+MAX_NORMAL_STEP_ID = 0xFFFFFFF0
+
+
+def read(variables: Variables, forced: bool) -> Ranks | None:  # noqa: FBT001  as every launcher
+    """The task's ranks, None in a batch, extern or interactive step.
+
+    Raises:
+        EntrypointError: what the step says is missing, ambiguous or does not add up, or RANK and
+            the like contradict it.
+    """
+    step_id, step_name = variables.number("SLURM_STEP_ID", "SLURM_STEPID")
+    if forced and step_id is None and not variables.get("SLURM_STEP_NUM_TASKS"):
+        raise EntrypointError(
+            "TOOLKIT_LAUNCHER=slurm, but SLURM_STEP_ID is not set: this process is no task of a "
+            "Slurm step; start it with srun."
+        )
+    if step_id is not None and step_id > MAX_NORMAL_STEP_ID:
+        if not forced:
+            return None
+        raise EntrypointError(
+            f"TOOLKIT_LAUNCHER=slurm, but {step_name}={step_id} is a batch or interactive step, "
+            "not one of tasks: start the command with srun."
+        )
+    ranks = read_step(variables)
+    if not forced:
+        agree_with_step(variables, ranks)
+    job, name = variables.number("SLURM_JOB_ID", "SLURM_JOBID")
+    if job is not None:
+        # Never SLURM_ARRAY_JOB_ID, which all elements of an array share.
+        ranks.port_key = (job, step_id or 0)
+        ranks.port_key_source = name
+    return ranks
 
 
 def read_step(variables: Variables) -> Ranks:
@@ -25,17 +65,49 @@ def read_step(variables: Variables) -> Ranks:
     node, local = step.place(rank[0])
     ranks = Ranks(
         "slurm",
-        step.num_tasks,
-        rank,
-        local,
-        (step.layout[node[0]], step.layout_source),
-        node,
-        step.num_nodes,
+        world_size=step.num_tasks,
+        rank=rank,
+        local_rank=local,
+        local_world_size=(step.layout[node[0]], step.layout_source),
+        node_rank=node,
+        num_nodes=step.num_nodes,
     )
     ranks.node_names = step.names
     ranks.node_names_source = step.names_source
     ranks.warnings += step.warnings
     return ranks
+
+
+def agree_with_step(variables: Variables, ranks: Ranks) -> None:
+    """RANK and the like may stand beside a step (pyxis and enroot's hook set them) if they agree.
+
+    Raises:
+        EntrypointError: one of them says something else.
+    """
+    for field in ("rank", "world_size", "local_rank", "local_world_size"):
+        ours = getattr(ranks, field)
+        theirs, name = variables.number(field.upper())
+        if theirs is not None and theirs != ours:
+            raise EntrypointError(
+                f"{name}={theirs}, but the Slurm step says {ours} (from {ranks.sources[field]}): "
+                f"unset {name} if it is stale, set TOOLKIT_LAUNCHER=env if it is right, or "
+                "TOOLKIT_LAUNCHER=slurm to go by the step.",
+                rank=ranks.rank,
+            )
+    node_rank, name = variables.number("NODE_RANK")
+    if node_rank not in (None, ranks.node_rank):
+        # Common and harmless: exported in the batch script from its own SLURM_NODEID.
+        text = f"NODE_RANK={node_rank} is replaced by the Slurm step's {ranks.node_rank}"
+        ranks.warnings.append(text)
+        ranks.node_warnings.append(text)
+    size, name = variables.number("PMI_SIZE")
+    if size is not None and size > ranks.world_size:
+        raise EntrypointError(
+            f"{name}={size}, but the Slurm step has {ranks.world_size} tasks (from "
+            f"{ranks.sources['world_size']}), as when mpiexec started this rank from a step of "
+            "its own: set TOOLKIT_LAUNCHER=pmi if it did, else TOOLKIT_LAUNCHER=slurm.",
+            rank=ranks.rank,
+        )
 
 
 class Step:
@@ -139,19 +211,26 @@ class Step:
         """Take the job's nodes where the step names none and has as many; check the step's own."""
         text, name = self.variables.first("SLURM_JOB_NODELIST", "SLURM_NODELIST")
         job = expand(text) if text else None
-        if job and self.num_nodes[0] > len(job) and not self.variables.get("SLURM_HET_SIZE"):
-            raise self.contradiction(
-                self.num_nodes, (len(job), name), "a step has no more nodes than its job"
-            )
+        if job and not self.variables.get("SLURM_HET_SIZE"):  # there a step may span two jobs
+            if self.num_nodes[0] > len(job):
+                raise self.contradiction(
+                    self.num_nodes, (len(job), name), "a step has no more nodes than its job"
+                )
+            self._check_node((self.names or job)[0], self.names_source, job, name)
         if self.names is None and job and len(job) == self.num_nodes[0]:
             self.names, self.names_source = job, name
         here = self.variables.get("SLURMD_NODENAME")
-        if self.names and here and here not in self.names:
+        if self.names and here:
+            self._check_node(here, "SLURMD_NODENAME", self.names, self.names_source)
+
+    def _check_node(self, node: str, source: str, nodes: list[str], nodes_source: str) -> None:
+        """Refuse a step that an outer job left behind, as when sbatch is typed inside srun."""
+        if node not in nodes:
             raise EntrypointError(
-                f"This task runs on SLURMD_NODENAME={quote(here)}, which is not in "
-                f"{self.names_source}={quote(self.variables.get(self.names_source) or '')}: the "
-                "step's variables are stale, perhaps from an outer job; start the command with "
-                "srun from a shell without SLURM_* variables.",
+                f"{source} says that this step has the node {quote(node)}, which is not in "
+                f"{nodes_source}={quote(self.variables.get(nodes_source) or '')}: one of them is "
+                "stale, perhaps from an outer job; start the command with srun from a shell "
+                "without SLURM_* variables.",
                 rank=self.variables.probable_rank(),
             )
 
@@ -160,7 +239,11 @@ class Step:
         tasks, nodes = self.num_tasks[0], self.num_nodes[0]
         if nodes < 1 or tasks < 1:
             raise self.contradiction(self.num_nodes, self.num_tasks, "neither can be 0")
-        if nodes == 1 or nodes == tasks:
+        if nodes > LIMIT:
+            raise EntrypointError(
+                f"{self.num_nodes[1]}={nodes} is more nodes than any cluster has."
+            )
+        if nodes in (1, tasks):
             self.layout_source = f"{self.num_tasks[1]} / {self.num_nodes[1]}"
             return [tasks // nodes] * nodes
         text, name = self.variables.first("SLURM_TASKS_PER_NODE")
@@ -206,16 +289,23 @@ class Step:
         return (node, node_source), (local, local_source)
 
     def _distribute(self, rank: int, node: int | None, local: int | None) -> tuple[int, int]:
-        """Slurm's block distribution where what is known agrees with it, else the cyclic one."""
-        for distribution in (block, cyclic):
-            place = distribution(rank, self.layout)
-            if node in (None, place[0]) and local in (None, place[1]):
-                if node is None and local is None and place != cyclic(rank, self.layout):
-                    self.warnings.append(
-                        "SLURM_LOCALID and SLURM_NODEID are not set; Slurm's default, the block "
-                        "distribution of tasks, is assumed"
-                    )
-                return place
+        """The place that Slurm's block or cyclic distribution gives and what is known allows.
+
+        Where both do, SLURM_DISTRIBUTION decides, else block, Slurm's default, with a warning.
+        """
+        distribution = self.variables.get("SLURM_DISTRIBUTION") or ""
+        places = [block(rank, self.layout), cyclic(rank, self.layout)]
+        if distribution.startswith("cyclic"):
+            places.reverse()
+        fit = [p for p in places if node in (None, p[0]) and local in (None, p[1])]
+        if fit:
+            if fit[0] != fit[-1] and not distribution:
+                unset = "SLURM_LOCALID" if local is None else "SLURM_NODEID"
+                self.warnings.append(
+                    f"{unset} is not set; Slurm's default, the block distribution of tasks, is "
+                    "assumed"
+                )
+            return fit[0]
         known = ("SLURM_NODEID", node) if local is None else ("SLURM_LOCALID", local)
         missing = "SLURM_LOCALID" if local is None else "SLURM_NODEID"
         raise EntrypointError(

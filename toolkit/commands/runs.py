@@ -1,0 +1,152 @@
+"""``toolkit status``, ``logs`` and ``cancel``: what is seen and done of a run later."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toolkit import config, run_dir
+from toolkit.commands.view import message
+from toolkit.entrypoint.finish import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from toolkit.commands.options import Runs
+    from toolkit.run_dir import RunDir
+
+Which = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]", help="A run's folder or name, or a job id [default: the newest]."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+#: How often a log that is followed is looked at, and how often Slurm is asked for the job's state.
+FOLLOW_S = 0.2
+ASK_S = 5.0
+
+
+def status(which: Which = None, runs: Runs = None, *, as_json: AsJson = False) -> None:
+    """Show the state of a run: queued and why, running, or how it ended."""
+    from toolkit import runs as later
+
+    shown = later.status(_find(which, runs), os.environ)
+    if as_json:
+        print(json.dumps(shown))
+        return
+    print(f"run      {shown['run_dir']}")
+    job = f" (job {shown['job_id']})" if shown["job_id"] else ""
+    print(f"state    {shown['state']}{job}")
+    for key in ("reason", "start", "exit_code"):
+        if shown[key] is not None:
+            print(f"{key.replace('_', ' '):9}{shown[key]}")
+    if shown["failure"]:
+        print(f"failure  {describe(shown['failure'])}")
+    for key, value in shown["metrics"].items():
+        print(f"{key}: {value}")
+
+
+def logs(
+    which: Which = None,
+    runs: Runs = None,
+    *,
+    follow: Annotated[
+        bool,
+        typer.Option("-f", "--follow", help="Go on until the run ends; end with its exit code."),
+    ] = False,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank.")] = None,
+) -> None:
+    """Show what the ranks of a run printed."""
+    run = _find(which, runs)
+    printer = _Printer(run, rank)
+    printer.show()
+    if follow:
+        raise typer.Exit(_follow(run, printer))
+
+
+def cancel(which: Which = None, runs: Runs = None) -> None:
+    """Cancel a run that is queued or running."""
+    from toolkit import runs as later
+
+    message(later.cancel(_find(which, runs), os.environ))
+
+
+def _find(which: str | None, runs: str | None) -> RunDir:
+    cwd = Path.cwd()
+    settings = config.settings({"runs": runs}, os.environ, cwd)
+    return run_dir.find(which, run_dir.root(settings.get("runs"), cwd))
+
+
+class _Printer:
+    """Prints what the logs of a run have gained, each line behind its rank's number."""
+
+    def __init__(self, run: RunDir, rank: int | None) -> None:
+        self._run = run
+        self._rank = rank
+        self._offsets: dict[int, int] = {}
+
+    def show(self, *, ended: bool = False) -> None:
+        """Print the whole lines that are new; half a line too, once the run has ended."""
+        for rank in self._ranks():
+            try:
+                with self._run.log(rank).open("rb") as log:
+                    log.seek(self._offsets.get(rank, 0))
+                    text = log.read()
+            except FileNotFoundError:
+                continue
+            if not ended:
+                text = text[: text.rfind(b"\n") + 1]
+            self._offsets[rank] = self._offsets.get(rank, 0) + len(text)
+            for line in text.decode(errors="replace").splitlines():
+                print(f"[rank {rank}] {line}")
+        sys.stdout.flush()
+
+    def _ranks(self) -> Iterator[int]:
+        if self._rank is not None:
+            yield self._rank
+        else:
+            yield from range(self._run.record().get("world_size") or 0)
+
+
+def _follow(run: RunDir, printer: _Printer) -> int:
+    """Print until the run has ended; its exit code."""
+    from toolkit import runs as later
+
+    said = ""
+    while True:
+        # The state is asked for first: what was printed before the end is then printed here too.
+        shown = later.status(run, os.environ)
+        if shown["exit_code"] is not None or shown["state"] == "unknown":
+            break
+        text = _waiting(shown)
+        if text != said:
+            message(text)
+            said = text
+        asked = time.monotonic()
+        while time.monotonic() < asked + ASK_S and not run.result_file.exists():
+            printer.show()
+            time.sleep(FOLLOW_S)
+    printer.show(ended=True)
+    if shown["exit_code"] is None:
+        message(f"{run.path.name}: nothing knows how this run ended; no record was left")
+        return 1
+    if shown["failure"]:
+        message(describe(shown["failure"]))
+    return int(shown["exit_code"])
+
+
+def _waiting(shown: dict[str, Any]) -> str:
+    text = f"{shown['run']} is {shown['state']}"
+    if shown["reason"]:
+        text += f" ({shown['reason']})"
+    if shown["start"] and shown["state"] == "pending":
+        text += f", expected to start {shown['start']}"
+    return text

@@ -1,0 +1,306 @@
+"""How a run ended: read srun's messages, name the first failing rank, write ``result.json``.
+
+A batch script calls this as ``entrypoint.pyz --finish RUN_DIR CODE`` on a compute node, so it is
+standard library only and Python 3.8 clean; ``toolkit run``, ``status`` and ``logs`` use the same
+functions. What srun prints was measured with 22.05.8 and 24.11.5.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Sequence
+
+    Json = Dict[str, Any]
+
+SRUN_LOG = "logs/srun.log"  #: what srun and slurmstepd said, relative to the run directory
+LAST_LINES = 10
+
+_TASK = re.compile(r"error: (?P<host>\S+): tasks? (?P<ranks>[\d,-]+): (?P<how>.+)")
+_EXITED = re.compile(r"Exited with exit code (\d+)")
+_ENDED = re.compile(r"\*\*\* (?:JOB|STEP) .+ CANCELLED AT \S+(?: DUE TO (?P<why>[^*]+))?")
+_OOM = re.compile(r"[Oo]ut [Oo]f [Mm]emory|oom[-_]kill|OOM Killed")
+_NODE = re.compile(r"[Nn]ode failure on (\S+)")
+_CONTAINER = re.compile(r"pyxis: |spank_pyxis|execve\(\): |couldn't chdir to")
+_SRUN = re.compile(r"(?:srun|sbatch): (?:error|fatal): (.+)")
+
+#: What strsignal(3) calls the signals that end a task.
+_SIGNALS = {
+    "Aborted": 6, "Bus error": 7, "Floating point exception": 8, "Hangup": 1, "Quit": 3,
+    "Illegal instruction": 4, "Interrupt": 2, "Killed": 9, "Segmentation fault": 11,
+    "Terminated": 15, "Trace/breakpoint trap": 5, "User defined signal 1": 10,
+    "User defined signal 2": 12,
+}  # fmt: skip
+#: Why Slurm ended a job or step, and the exit code that stands for it.
+_REASONS = {"TIME LIMIT": 124, "PREEMPTION": 75, "NODE FAILURE": 75}
+
+
+def first_failure(lines: Sequence[str], started: Callable[[int], bool]) -> Optional[Json]:
+    """The first thing that went wrong, by the order of srun's messages; None where nothing did.
+
+    srun's own status cannot tell: with ``--kill-on-bad-exit`` it is that of the ranks it killed.
+
+    Args:
+        lines: what srun and slurmstepd printed on stderr.
+        started: whether a rank's command was started, that is, whether its record is there.
+
+    Returns:
+        The ``failure`` of ``result.json``, without the last lines.
+    """
+    out_of_memory = any(_OOM.search(line) for line in lines)
+    for line in lines:
+        found = first_event(line, out_of_memory=out_of_memory)
+        if found is None:
+            continue
+        rank = found["rank"]
+        if rank is not None and not started(rank):
+            found["origin"] = "toolkit"  # the entrypoint itself gave up, and says why in the log
+            why = _container_message(lines)
+            if why:
+                found.update(origin="slurm", reason="did not start: " + why, exit_code=78)
+        return found
+    for line in lines:
+        refused = _SRUN.search(line)
+        if refused is not None:
+            return failure("slurm", "was refused by Slurm: " + refused.group(1).rstrip("."), 78)
+    return None
+
+
+def first_event(line: str, *, out_of_memory: bool = False) -> Optional[Json]:
+    """What one message says has gone wrong: a task failed, or Slurm ended the job or step."""
+    return _task_failure(line, out_of_memory=out_of_memory) or _slurm_failure(line)
+
+
+def _task_failure(line: str, *, out_of_memory: bool) -> Optional[Json]:
+    """A task that srun reports as failed, with its own exit code."""
+    match = _TASK.search(line)
+    if match is None:
+        return None
+    how = match.group("how").replace("(core dumped)", "").strip()
+    exited = _EXITED.match(how)
+    rank = int(re.split("[,-]", match.group("ranks"))[0])
+    if _OOM.search(how) or (out_of_memory and how == "Killed"):
+        return failure("workload", "ran out of memory", 137, rank, match.group("host"))
+    if exited is not None:
+        code = int(exited.group(1))
+    elif how in _SIGNALS:
+        code = 128 + _SIGNALS[how]
+    else:
+        return None
+    return failure("workload", exit_reason(code), code, rank, match.group("host"))
+
+
+def _slurm_failure(line: str) -> Optional[Json]:
+    """A job or step that Slurm ended: time limit, preemption, lost node, cancellation."""
+    node = _NODE.search(line)
+    if node is not None:
+        return failure("slurm", "lost node " + node.group(1).rstrip("."), 75)
+    ended = _ENDED.search(line)
+    if ended is None:
+        return None
+    why = (ended.group("why") or "").strip()
+    if not why:
+        return failure("slurm", "was cancelled", 130)
+    return failure("slurm", "was ended: " + why.lower(), _REASONS.get(why, 75))
+
+
+def _container_message(lines: Sequence[str]) -> str:
+    """What kept a container or command from starting, once each, without srun's prefixes."""
+    texts = (line.strip() for line in lines if _CONTAINER.search(line))
+    return "; ".join(dict.fromkeys(re.sub(r"^.*?error: (?:pyxis: )?", "", text) for text in texts))
+
+
+def failure(
+    origin: str, reason: str, code: int, rank: Optional[int] = None, host: Optional[str] = None
+) -> Json:
+    """The ``failure`` of a ``result.json``: ``origin`` is workload, toolkit or slurm."""
+    return {
+        "origin": origin,
+        "reason": reason,
+        "rank": rank,
+        "host": host,
+        "exit_code": code,
+        "last_lines": [],
+    }
+
+
+def describe(failed: Json) -> str:
+    """A failure as one paragraph, with the rank's last lines below it."""
+    where = "the run" if failed["rank"] is None else "rank %d" % failed["rank"]
+    on = " on " + failed["host"] if failed["host"] else ""
+    text = "%s%s %s." % (where, on, failed["reason"])
+    if failed["last_lines"]:
+        text += " Its last lines:" + "".join("\n  | " + line for line in failed["last_lines"])
+    return text
+
+
+def exit_reason(code: int) -> str:
+    """What an exit code of a process says; 128+n stands for signal n, as in a shell."""
+    try:
+        return "was ended by signal %d (%s)" % (code - 128, signal.Signals(code - 128).name)
+    except ValueError:
+        return "exited with code %d" % code
+
+
+def result(
+    run_dir: str,
+    code: int,
+    failed: Optional[Json],
+    *,
+    started: Optional[float],
+    ended: float,
+    hosts: Sequence[str],
+) -> Json:
+    """The ``result.json`` of a run: the failure gets its last lines, the metrics are merged.
+
+    Args:
+        run_dir: the run directory, whose ``run.json`` says what was to run.
+        code: the exit code of the run.
+        failed: what went wrong, from :func:`failure` or :func:`first_failure`.
+        started: seconds since the epoch.
+        ended: seconds since the epoch.
+        hosts: one name a node.
+    """
+    record = read_json(os.path.join(run_dir, "run.json")) or {}
+    if failed is not None and failed["rank"] is not None:
+        failed["last_lines"] = last_lines(log(run_dir, failed["rank"]))
+    return {
+        "run_dir": run_dir,
+        "exit_code": code,
+        "target": record.get("target"),
+        "world_size": record.get("world_size"),
+        "num_nodes": record.get("num_nodes"),
+        "hosts": list(hosts),
+        "started": started,
+        "ended": ended,
+        "failure": failed,
+        "metrics": metrics(run_dir),
+    }
+
+
+def finish(run_dir: str, code: int) -> int:
+    """Write ``result.json`` at the end of a batch script; return the first failing rank's code.
+
+    Args:
+        run_dir: the run directory.
+        code: what srun ended with.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    failed = judge(run_dir, code)
+    records = rank_records(run_dir)
+    if failed is not None:
+        code = failed["exit_code"]
+    ended = result(
+        run_dir,
+        code,
+        failed,
+        started=min((record["started"] for record in records), default=None),
+        ended=time.time(),
+        hosts=hosts(run_dir),
+    )
+    write_json(os.path.join(run_dir, "result.json"), ended)
+    return code
+
+
+def judge(run_dir: str, code: int) -> Optional[Json]:
+    """Why srun ended with ``code``, from what it left in the run directory; None for success."""
+    if code == 0:
+        return None
+    found = first_failure(
+        messages(run_dir),
+        lambda rank: os.path.exists(os.path.join(run_dir, "ranks", "%d.json" % rank)),
+    )
+    if found is not None:
+        return found
+    return failure("slurm", exit_reason(code), code if 128 < code <= 192 else 78)
+
+
+def messages(run_dir: str) -> List[str]:
+    """What srun said, then what slurmstepd wrote into the ranks' logs: how a step ended."""
+    lines = read_lines(os.path.join(run_dir, SRUN_LOG))
+    for name in sorted(os.listdir(os.path.join(run_dir, "logs"))):
+        if name.startswith("rank-"):
+            tail = last_lines(os.path.join(run_dir, "logs", name), 50)
+            lines += [line for line in tail if line.startswith("slurmstepd")]
+    return lines
+
+
+def metrics(run_dir: str) -> Json:
+    """The last value of every key that the workload reported."""
+    merged: Json = {}
+    for line in read_lines(os.path.join(run_dir, "metrics.jsonl")):
+        merged.update(parse_metrics(line))
+    return merged
+
+
+def parse_metrics(line: str) -> Json:
+    """One line of ``metrics.jsonl``; empty for a line that is no JSON object (or half of one)."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def rank_records(run_dir: str) -> List[Json]:
+    """What the entrypoint left of each rank, in the order of ranks."""
+    folder = os.path.join(run_dir, "ranks")
+    names = [name for name in os.listdir(folder) if name.endswith(".json")]
+    found = [read_json(os.path.join(folder, name)) for name in names]
+    return sorted((record for record in found if record), key=lambda record: record["rank"])
+
+
+def hosts(run_dir: str) -> List[str]:
+    """The hosts that ranks ran on, one a node."""
+    return [record["host"] for record in rank_records(run_dir) if record["local_rank"] == 0]
+
+
+def log(run_dir: str, rank: int) -> str:
+    """Where a rank's output is kept."""
+    return os.path.join(run_dir, "logs", "rank-%d.log" % rank)
+
+
+def last_lines(path: str, count: int = LAST_LINES) -> List[str]:
+    """The end of a log; empty where there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))
+            return file.read().decode(errors="replace").splitlines()[-count:]
+    except FileNotFoundError:
+        return []
+
+
+def read_lines(path: str) -> List[str]:
+    """A file's lines; empty where there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def read_json(path: str) -> Optional[Json]:
+    """A JSON object from a file; None where there is none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except (FileNotFoundError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def write_json(path: str, value: Json) -> None:
+    """Write a JSON file under a temporary name and rename it, so that no reader sees half of it."""
+    folder, name = os.path.split(path)
+    scratch = os.path.join(folder, ".%s.%d" % (name, os.getpid()))
+    with open(scratch, "w", encoding="utf-8") as file:
+        file.write(json.dumps(value, indent=2) + "\n")
+    os.replace(scratch, path)

@@ -1,0 +1,121 @@
+"""Runs seen later: what state one is in, how it ended, and cancelling it.
+
+A run's own record comes first; where a job was ended before it could write one, it is rebuilt from
+what Slurm knows and from the ranks' logs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from toolkit.entrypoint import finish
+from toolkit.errors import UnavailableError, UsageError
+from toolkit.slurm import queue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from toolkit.run_dir import RunDir
+
+
+def status(run: RunDir, environ: Mapping[str, str]) -> dict[str, Any]:
+    """What is known of a run.
+
+    Returns:
+        ``run``, ``target``, ``job_id``, ``state`` (Slurm's word in lower case; ``unknown`` where
+        nothing knows it), ``reason`` and ``start`` of a pending job, ``exit_code``, ``failure`` and
+        ``metrics``; what does not apply is None.
+    """
+    record = run.record()
+    job_id = record.get("job_id")
+    shown: dict[str, Any] = {
+        "run": run.path.name,
+        "run_dir": str(run.path),
+        "target": record.get("target"),
+        "job_id": job_id,
+        "state": "unknown",
+        "reason": None,
+        "start": None,
+        "exit_code": None,
+        "failure": None,
+        "metrics": finish.metrics(str(run.path)),
+    }
+    result = run.result()
+    job = queue.status(job_id, environ) if job_id and result is None else None
+    if job is not None and job.active:
+        shown.update(state=job.state.lower(), reason=job.reason, start=job.start)
+        return shown
+    if job is not None:
+        result = rebuild(run, job)
+    if result is not None:
+        code = result["exit_code"]
+        shown.update(
+            state="failed" if code else "completed", exit_code=code, failure=result["failure"]
+        )
+    elif _alive(record):
+        shown["state"] = "running"
+    return shown
+
+
+def rebuild(run: RunDir, job: queue.JobStatus) -> dict[str, Any]:
+    """Write the result of a job that could not write its own, and return it."""
+    path = str(run.path)
+    result = run.result()  # the batch script may have written it while Slurm was asked
+    if result is not None:
+        return result
+    code = job.final_code
+    failed = finish.judge(path, code)
+    if failed is not None and (failed["rank"] is None or job.state in queue.EXIT_CODES):
+        # Slurm's own word for why it ended a job is better than the rank that died of it.
+        failed = finish.failure("slurm", f"ended as {job.state.lower()}", code)
+    records = finish.rank_records(path)
+    result = finish.result(
+        path,
+        failed["exit_code"] if failed else 0,
+        failed,
+        started=min((record["started"] for record in records), default=None),
+        ended=time.time(),
+        hosts=finish.hosts(path),
+    )
+    finish.write_json(str(run.result_file), result)
+    return result
+
+
+def cancel(run: RunDir, environ: Mapping[str, str]) -> str:
+    """Cancel a run; what was done, in a sentence.
+
+    Raises:
+        UsageError: if the run has ended.
+        UnavailableError: if it runs where it cannot be reached from here.
+    """
+    record = run.record()
+    if run.result() is not None:
+        raise UsageError(f"{run.path.name} has ended already; there is nothing to cancel.")
+    if job_id := record.get("job_id"):
+        refused = queue.cancel(job_id, environ)
+        if refused:
+            raise UnavailableError(f"job {job_id} could not be cancelled: {refused}")
+        return f"asked Slurm to cancel job {job_id}"
+    if _alive(record):
+        os.kill(record["pid"], signal.SIGTERM)
+        return f"sent SIGTERM to process {record['pid']}"
+    msg = (
+        f"{run.path.name} was started on {record.get('host')} by process {record.get('pid')}, which"
+        " does not run here. Cancel it there."
+    )
+    raise UnavailableError(msg)
+
+
+def _alive(record: Mapping[str, Any]) -> bool:
+    """Whether the ``toolkit run`` that made the record still runs on this machine."""
+    if record.get("host") != platform.node() or not isinstance(record.get("pid"), int):
+        return False
+    with contextlib.suppress(OSError):
+        os.kill(record["pid"], 0)
+        return True
+    return False
