@@ -310,7 +310,9 @@ def docker_references(draw: st.DrawFn) -> str:
             st.builds(":{}@{}".format, tag, digest),
         )
     )
-    return f"{registry}{draw(path)}{version}"
+    # Without a registry, a first part with a dot would be one.
+    on_hub = st.one_of(component, st.builds("{}/{}".format, alphanumeric, path))
+    return f"{registry}{draw(path if registry else on_hub)}{version}"
 
 
 @given(docker_references())

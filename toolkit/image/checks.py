@@ -18,9 +18,11 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import warnings
+import zipfile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 # Compiled against one torch and one CUDA each; the version says which: 0.5.0+pt213cu130.
 COMPILED = ("pyg_lib", "torch_scatter", "torch_sparse", "torch_cluster", "torch_spline_conv")
+ENTRYPOINT = "entrypoint.pyz"  # packed beside this file
 RANK_SECONDS = 120
 SLURM = {
     "SLURM_JOB_ID": "4711",
@@ -171,12 +174,10 @@ def check_ddp() -> str:
 
 def check_entrypoint() -> str:
     """The entrypoint finds its rank in what Slurm sets, under this image's Python."""
-    start = (
-        f"import sys; sys.path.insert(0, {sys.argv[0]!r}); sys.argv[1:] = ['--show']\n"
-        "from toolkit.entrypoint.__main__ import main\nmain()"
-    )
+    with zipfile.ZipFile(sys.argv[0]) as packed:
+        file = packed.extract(ENTRYPOINT, tempfile.gettempdir())
     result = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", start],
+        [sys.executable, "-I", "-S", file, "--show"],
         env={**os.environ, **SLURM},
         capture_output=True,
         text=True,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 HUB_KEY = "https://index.docker.io/v1/"  # what Docker and its helpers call Docker Hub
 IDENTITY_TOKEN = "<token>"  # noqa: S105 - the user name that stands for "the secret is a token"
+GIVEN = "the command line"
 HELPER_SECONDS = 30
 
 
@@ -40,6 +41,8 @@ class Login:
             return f"{self.problem}. Mend that, or use {again}"
         if not self.source:
             return f"There is no login for {self.registry}: {again}"
+        if self.source == GIVEN:
+            return f"{self.registry} refused the user name and password that were given"
         return (
             f"The login for {self.registry} is from {self.source}: it may have expired, or may "
             f"not allow a push there. Log in again: {again}"
@@ -54,7 +57,7 @@ def find(
     A helper that is missing or fails is no error yet: the registry may need no login.
     """
     if given:
-        return Login(registry, "the command line", _password(*given))
+        return Login(registry, GIVEN, _password(*given))
     try:
         return _look_up(registry, docker_config_folder(environ) / "config.json", environ)
     except _Problem as problem:

@@ -11,6 +11,7 @@ import base64
 import io
 import json
 import signal
+import tempfile
 import time
 import uuid
 import zipfile
@@ -24,6 +25,7 @@ from toolkit.image import checks, reference
 from toolkit.image.context import human
 from toolkit.image.login import find
 from toolkit.image.push import failure
+from toolkit.pyz import write_entrypoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -336,16 +338,14 @@ def _end(started: Container | Ended, limit: int) -> Ended:
 
 
 def pack() -> bytes:
-    """The checks and the entrypoint as one file that any Python runs."""
-    import toolkit  # noqa: PLC0415 - for its place alone
-
-    package = Path(toolkit.__file__).parent
+    """The checks as one file that any Python runs, with the entrypoint's own file in it."""
     data = io.BytesIO()
-    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.write(checks.__file__, "__main__.py")
-        archive.write(package / "__init__.py", "toolkit/__init__.py")
-        for source in sorted((package / "entrypoint").glob("*.py")):
-            archive.write(source, f"toolkit/entrypoint/{source.name}")
+    with tempfile.TemporaryDirectory() as scratch:
+        entrypoint = Path(scratch, checks.ENTRYPOINT)
+        write_entrypoint(entrypoint)
+        with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.write(checks.__file__, "__main__.py")
+            archive.write(entrypoint, checks.ENTRYPOINT)
     return data.getvalue()
 
 
