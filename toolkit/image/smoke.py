@@ -17,6 +17,7 @@ import uuid
 import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,13 +38,18 @@ if TYPE_CHECKING:
 
 LIMIT_SECONDS = 600  # for all checks of one container
 START_SECONDS = 120
-PACKED = "TOOLKIT_SMOKE"
 FILE = "/tmp/toolkit-smoke.pyz"  # noqa: S108 - in the container, on a file system of its own
-START = (
-    "import base64, os, sys\n"
-    f"open({FILE!r}, 'wb').write(base64.b64decode(os.environ.pop({PACKED!r})))\n"
-    f"os.execv(sys.executable, [sys.executable, {FILE!r}] + sys.argv[1:])\n"
-)
+PACKED = "TOOLKIT_SMOKE_"  # and a number: Linux takes 128 KiB in one variable
+PIECE = 64 * 1024
+START = f"""\
+import base64, os, sys
+pieces = []
+while {PACKED!r} + str(len(pieces)) in os.environ:
+    pieces.append(os.environ.pop({PACKED!r} + str(len(pieces))))
+with open({FILE!r}, "wb") as file:
+    file.write(base64.b64decode("".join(pieces)))
+os.execv(sys.executable, [sys.executable, {FILE!r}] + sys.argv[1:])
+"""
 SANDBOX: dict[str, Any] = {
     "user": "65534:65534",
     "read_only": True,
@@ -294,7 +300,10 @@ def _start(
 ) -> Container | Ended:
     from docker.errors import DockerException  # noqa: PLC0415 - heavy
 
-    packed = {PACKED: base64.b64encode(pack()).decode()}
+    text = base64.b64encode(pack()).decode()
+    packed = {
+        f"{PACKED}{n}": text[n * PIECE : (n + 1) * PIECE] for n in range(-(-len(text) // PIECE))
+    }
     container = None
     try:
         container = engine.client.containers.create(
@@ -337,6 +346,7 @@ def _end(started: Container | Ended, limit: int) -> Ended:
     return Ended(code, stdout, stderr)
 
 
+@cache
 def pack() -> bytes:
     """The checks as one file that any Python runs, with the entrypoint's own file in it."""
     data = io.BytesIO()
