@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from toolkit.image.build import BuildSpec
     from toolkit.image.engine import Engine
 
+# What BuildKit says of each step beside the step's own output.
+NOISE = re.compile(r"DONE|CACHED|sha256:|transferring |resolve |extracting ")
+
 
 def build(engine: Engine, spec: BuildSpec, view: View) -> str:
     """Build ``spec``; return the image's id.
@@ -105,7 +108,7 @@ def follow(lines: Iterable[str], view: View) -> str:
         elif text.startswith("ERROR"):
             failed = number
             tail.append(text)
-        else:
+        elif not NOISE.match(text):
             text = re.sub(r"^\d+\.\d+ ", "", text)
             output.setdefault(number, deque(maxlen=TAIL)).append(text)
             view.line(text)

@@ -17,6 +17,7 @@ REFUSED = re.compile(
     r"unauthorized|denied|authentication required|no basic auth|forbidden|expired|insufficient",
     re.IGNORECASE,
 )
+NOT_BUILT = re.compile(r"does not exist|No such image", re.IGNORECASE)
 
 
 class LayerView(Protocol):
@@ -92,6 +93,6 @@ def failure(
             f"{said}. The registry speaks plain http, which the engine allows only where its "
             f'daemon.json asks for it: list {login.registry} in "insecure-registries" there'
         )
-    if "does not exist locally" in reason or "No such image" in reason:
+    if verb == "push" and NOT_BUILT.search(reason):
         return PushError(f"{said}. Build it first: toolkit build --image={image}")
     return PushError(f"{said}. Check that {login.registry} is up and reachable from the engine")

@@ -151,9 +151,10 @@ def smoke(engine: Engine, image: str, *, gpus: bool = False) -> Iterator[Result 
         yield result
     # A check that could not even begin has failed, too.
     done = {result.name for result in report.results}
+    cause = report.failed[-1] if report.failed else ""
     for name in names(gpus=gpus):
         if name not in done:
-            result = Result(name, ok=False, detail=f"not run: {report.failed[-1]} failed")
+            result = Result(name, ok=False, detail=f"not run: {cause} failed")
             report.results.append(result)
             yield result
     yield report

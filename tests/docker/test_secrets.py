@@ -1,0 +1,28 @@
+"""Last of the tier: the registry's password is in nothing that the commands printed or made."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.docker.conftest import Bed
+
+
+def test_zz_no_secret_in_outputs_files_and_layers(bed: Bed, image: str) -> None:
+    login = f"{bed.user}:{bed.password}"
+    secrets = [bed.password.encode(), base64.b64encode(login.encode())]
+    assert len(bed.outputs) > 2
+    printed = "\n".join(bed.outputs).encode()
+    files = b"".join(file.read_bytes() for file in bed.folder.rglob("image.lock"))
+    history = repr([found.history() for found in bed.client.images.list()]).encode()
+    for secret in secrets:
+        assert secret not in printed
+        assert secret not in files
+        assert secret not in history
+
+    overlap = b""
+    for piece in bed.client.images.get(image).save():
+        window = overlap + piece
+        assert not [secret for secret in secrets if secret in window]
+        overlap = window[-100:]
