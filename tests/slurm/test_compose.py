@@ -38,7 +38,7 @@ VALUES = {
     "NCCL_IB_HCA": "mlx5_0,mlx5_1",
     "NCCL_SOCKET_IFNAME": "^lo,docker0",
     "NOTE": "it's $5; ok",
-    "LINES": "a\nb\\",
+    "LINES": "a\nb\\\r\n",
     "EMPTY": "",
 }
 

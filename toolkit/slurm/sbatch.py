@@ -72,9 +72,9 @@ def script(
     Raises:
         UsageError: if an option cannot be written into the script's head, or contradicts it.
     """
-    if set("%\\\n") & set(str(path)):
-        msg = f"{path}: Slurm gives % and \\ a meaning of their own in the path of a log."
-        raise UsageError(f"{msg} Choose another folder with --runs DIR.")
+    if set("%\\\n'") & set(str(path)):
+        msg = f"the run directory is {path}: %, \\, ' and line breaks do not get through a batch"
+        raise UsageError(f"{msg} script to a log. Choose another folder with --runs DIR.")
     head = _head(spec, path, cwd)
     step = srun.compose(
         spec,
@@ -133,7 +133,8 @@ def shell_word(word: str) -> str:
     """A word for the script's body, quoted, with its shell variables left to the shell."""
     pieces = _VARIABLE.split(word)  # literal, name, literal, …
     quoted = [
-        f'"${piece}"' if number % 2 else shlex.quote(piece)
+        # sbatch refuses a script with a carriage return before a line's end.
+        f'"${piece}"' if number % 2 else shlex.quote(piece).replace("\r", r"'$'\r''")
         for number, piece in enumerate(pieces)
         if piece
     ]
