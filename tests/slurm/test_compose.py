@@ -318,12 +318,13 @@ def test_each_element_of_an_array_has_its_own_run(cluster: Cluster) -> None:
 
 def test_torchrun_starts_the_ranks_in_slurms_order(cluster: Cluster) -> None:
     names = "('RANK', 'WORLD_SIZE', 'NODE_RANK', 'SLURMD_NODENAME')"
-    show = f"import os; print(*[os.environ[name] for name in {names}])"
+    # In one write: two ranks of a node share srun's stream.
+    show = f"import os; os.write(1, ' '.join([*map(os.environ.get, {names}), '\\n']).encode())"
     command = (sys.executable, "-c", show)
     spec = JobSpec(command=command, nodes=2, ntasks_per_node=2, launcher="torchrun")
     ran = cluster.paste(cluster.plan(spec))
     assert ran.returncode == 0, ran.stderr
-    lines = sorted(line.partition(": ")[2] for line in ran.stdout.splitlines())
+    lines = sorted(line.partition(": ")[2].strip() for line in ran.stdout.splitlines())
     assert lines == [
         "0 4 0 node01",
         "1 4 0 node01",

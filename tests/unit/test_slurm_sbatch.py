@@ -49,7 +49,7 @@ def srun_line(**options: Any) -> str:
 
 
 def test_case_1_5_and_8_1_container_flags_stand_on_the_srun_line_only() -> None:
-    options = {"container_image": "registry.example.com:5443/team/img:1"}
+    options: dict[str, Any] = {"container_image": "registry.example.com:5443/team/img:1"}
     assert not [line for line in head(**options) if "container" in line]
     assert "--container-image=registry.example.com:5443#team/img:1" in srun_line(**options)
     assert "\\#" not in text(**options)
