@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
     Json = Dict[str, Any]
 
-SRUN_LOG = "logs/srun.log"  #: what srun and slurmstepd said, relative to the run directory
+#: What srun and slurmstepd said, relative to the run directory: under ``toolkit run``, and in a
+#: batch job, whose own words stand there too.
+SRUN_LOG = "logs/srun.log"
+BATCH_LOG = "logs/batch.log"
 LAST_LINES = 10
 
 _TASK = re.compile(r"error: (?P<host>\S+): tasks? (?P<ranks>[\d,-]+): (?P<how>.+)")
@@ -225,7 +228,9 @@ def judge(run_dir: str, code: int) -> Optional[Json]:
 
 def messages(run_dir: str) -> List[str]:
     """What srun said, then what slurmstepd wrote into the ranks' logs: how a step ended."""
-    lines = read_lines(os.path.join(run_dir, SRUN_LOG))
+    lines = [
+        line for name in (SRUN_LOG, BATCH_LOG) for line in read_lines(os.path.join(run_dir, name))
+    ]
     for name in sorted(os.listdir(os.path.join(run_dir, "logs"))):
         if name.startswith("rank-"):
             tail = last_lines(os.path.join(run_dir, "logs", name), 50)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 END_LIMIT_S = 60.0
 #: How often a waiting job's reason is asked for.
 QUEUE_POLL_S = 5.0
+#: How long ``toolkit run`` waits in the queue; who wants to wait longer submits the job.
+QUEUE_LIMIT_S = 24 * 3600.0
 
 # srun --label writes "RANK: " before each line of a rank, with zeros in front.
 _LABEL = re.compile(rb"(\d+): ?(.*)", re.DOTALL)
@@ -87,16 +89,11 @@ class _Listener:
             self._logs.clear()
 
 
-def run(
-    plan: Plan, run: RunDir, view: View, environ: Mapping[str, str], *, queue_limit_s: float
-) -> Outcome:
+def run(plan: Plan, run: RunDir, view: View, environ: Mapping[str, str]) -> Outcome:
     """Run the plan's srun to its end, whatever ends it.
 
-    The exit code is the first failing rank's own. SIGINT and SIGTERM cancel the step or job: 130.
-
-    Raises:
-        UnavailableError: if the job waits for what it can never get, or longer than the limit; it
-            is cancelled then.
+    The exit code is the first failing rank's own. SIGINT and SIGTERM cancel the step or job (130),
+    and so does a wait in the queue that cannot end or takes longer than a day (78).
     """
     (process,) = plan.processes
     begun = time.time()
@@ -120,7 +117,7 @@ def run(
                 view=view,
                 run=run,
                 env=env,
-                queue_deadline=begun + queue_limit_s,
+                queue_deadline=begun + QUEUE_LIMIT_S,
             )
         finally:
             _end(srun)
