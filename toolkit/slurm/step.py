@@ -127,6 +127,8 @@ def run(plan: Plan, run: RunDir, view: View, environ: Mapping[str, str]) -> Outc
     view.poll(run)
     if failed is None:
         failed = finish.judge(str(run.path), exit_code(srun))
+        if failed is not None and failed["exit_code"] == finish.CANCELLED:
+            failed = _who_cancelled(failed, run, env)
     return Outcome(
         exit_code=failed["exit_code"] if failed else 0,
         started=begun,
@@ -173,6 +175,17 @@ def _watch(
             shown = str(found)
             view.note(shown)
     return None
+
+
+def _who_cancelled(failed: Json, run: RunDir, env: Mapping[str, str]) -> Json:
+    """Ask Slurm why it ended a step: for a preempted one, srun says no more than for scancel."""
+    job_id = finish.job_id(str(run.path))
+    job = queue.status(job_id, env) if job_id else None
+    if job is None or job.state not in queue.EXIT_CODES or not job.final_code:
+        return failed
+    return finish.failure(
+        "slurm", f"was ended: job {job_id} is {job.state.lower()}", job.final_code
+    )
 
 
 def _end(srun: subprocess.Popen[bytes]) -> None:
