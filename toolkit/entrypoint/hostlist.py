@@ -32,9 +32,9 @@ def expand(expression: str, source: str = "") -> list[str]:
     """The names in a Slurm host list, in order, duplicates kept.
 
     ``node[08-10,012]-ib,login1`` is node08-ib, node09-ib, node10-ib, node012-ib, login1: each
-    item of a bracket is padded to the width of its own lower bound, and of several brackets the
-    last varies fastest. Names are set apart by commas or white space. ``source`` is the variable
-    that the expression came from, for errors.
+    item of a bracket is padded to the width of its own lower bound. Of several brackets the last
+    varies fastest. Names are set apart by commas or white space. ``source`` is the variable that
+    the expression came from, for errors.
 
     Raises:
         EntrypointError: the text is malformed, names nothing, or names more than 1,000,000 hosts.
@@ -42,15 +42,13 @@ def expand(expression: str, source: str = "") -> list[str]:
     names: list[str] = []
     named = Named(expression, source)
     for item in _split(named):
-        # Each part is a literal or the list of values of one bracket.
+        parts, brackets = _parts(item, named)
         total = 1
-        made = [""]
-        for part in _parts(item, named):
+        for part in parts:
             total *= len(part)
             if len(names) + total > LIMIT:
                 raise named.too_many()
-            made = [head + tail for head in made for tail in part]
-        names += made
+        names += _combine(parts, brackets)
     if not names:
         raise named.malformed("it names no host")
     return names
@@ -103,19 +101,33 @@ def _split(named: Named) -> list[str]:
     return [item for item in items if item]
 
 
-def _parts(item: str, named: Named) -> list[list[str]]:
-    """``a[1-2]b`` as ``[["a"], ["1", "2"], ["b"]]``."""
-    parts = []
+def _parts(item: str, named: Named) -> tuple[list[list[str]], list[int]]:
+    """``a[1-2]b`` as ``[["a"], ["1", "2"], ["b"]]``, and where in it the brackets are: ``[1]``."""
+    parts: list[list[str]] = []
+    brackets: list[int] = []
     for number, piece in enumerate(item.split("[")):
         literal = piece
         if number:
             bracket, _, literal = piece.partition("]")
+            brackets.append(len(parts))
             parts.append(_bracket(bracket, named))
         if literal:
             if not _NAME.issuperset(literal):
                 raise named.malformed(f"{quote(literal)} cannot be part of a host's name")
             parts.append([literal])
-    return parts
+    return parts, brackets
+
+
+def _combine(parts: list[list[str]], brackets: list[int]) -> list[str]:
+    """All names of ``_parts``, in Slurm's order, measured with scontrol 22.05.8 and 24.11.5.
+
+    The last bracket is the innermost loop; around it stand the first, the second and so on, so
+    that the last but one varies slowest: a[1-2]b[3-4]c[5-6] begins a1b3c5, a1b3c6, a2b3c5.
+    """
+    rows = [[part[0] for part in parts]]
+    for at in [*reversed(brackets[:-1]), *brackets[-1:]]:
+        rows = [[*row[:at], value, *row[at + 1 :]] for row in rows for value in parts[at]]
+    return ["".join(row) for row in rows]
 
 
 def _bracket(bracket: str, named: Named) -> list[str]:
