@@ -130,6 +130,7 @@ NAME = st.text("abcxyz-_.", min_size=1, max_size=5)
 NUMBER = st.integers(0, 3000)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(NAME, NUMBER, st.integers(0, 20), st.integers(1, 6)), min_size=1))
 def test_a_written_range_reads_back(parts: list[tuple[str, int, int, int]]) -> None:
     expression = ",".join(f"{p}[{low:0{w}}-{low + n:0{w}}]" for p, low, n, w in parts)
@@ -166,6 +167,7 @@ def test_scontrol_agrees(
     assert expand(expression) == done.stdout.decode().split()
 
 
+@settings(deadline=None)
 @given(st.text("n01-9[],() x\t", max_size=40) | st.text(max_size=40))
 def test_any_text_is_a_list_of_clean_names_or_a_clean_error(expression: str) -> None:
     try:
