@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests import testbed
+
 TOOLKIT = str(Path(sys.executable).with_name("toolkit"))
 LIMIT = 170.0
 SHOW = "import os; print(*(os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR')))"
@@ -39,7 +41,7 @@ dist.destroy_process_group()
 
 
 @pytest.fixture
-def shared(testbed: None) -> Iterator[Path]:  # noqa: ARG001 - the directory is the test bed's
+def shared() -> Iterator[Path]:
     """A directory that login node and compute nodes share."""
     folder = Path(os.environ["TOOLKIT_TESTBED_SHARED"], f"run-{uuid.uuid4().hex[:8]}")
     folder.mkdir()
@@ -210,13 +212,13 @@ def test_a_tutorials_script_runs_unmodified(shared: Path, options: tuple[str, ..
 def test_jobs_and_steps_at_once_do_not_collide(shared: Path) -> None:
     name = script(shared, TUTORIAL)
     words = ["run", "-N", "2", "--ntasks-per-node", "2", "--", sys.executable, name]
-    start = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     inside = f"for i in 1 2; do {TOOLKIT} {' '.join(words)} & done; wait -n && wait -n"
+    commands = ([TOOLKIT, *words], ["salloc", "-N2", "-n4", "bash", "-c", inside])
     runs = [
-        subprocess.Popen([TOOLKIT, *words], cwd=shared, text=True, **start),
         subprocess.Popen(
-            ["salloc", "-N2", "-n4", "bash", "-c", inside], cwd=shared, text=True, **start
-        ),
+            command, cwd=shared, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for command in commands
     ]
     for run in runs:
         out, err = run.communicate(timeout=LIMIT)
@@ -225,8 +227,9 @@ def test_jobs_and_steps_at_once_do_not_collide(shared: Path) -> None:
 
 
 def test_inside_an_allocation_a_run_is_a_step_of_it(shared: Path) -> None:
+    show = "echo $RANK/$WORLD_SIZE in $SLURM_JOB_ID"
     inside = (
-        f"{TOOLKIT} run --nodes 2 --ntasks-per-node 2 -- sh -c 'echo $RANK/$WORLD_SIZE in $SLURM_JOB_ID';"
+        f"{TOOLKIT} run --nodes 2 --ntasks-per-node 2 -- sh -c '{show}';"
         f" echo allocation $SLURM_JOB_ID; {TOOLKIT} run -N 3 -- true; echo rc $?;"
         f" {TOOLKIT} submit -- sh -c 'env > seen'; {TOOLKIT} logs -f; echo rc $?"
     )
@@ -272,11 +275,9 @@ def test_a_dry_run_does_what_a_run_does(shared: Path) -> None:
 
 
 def test_an_ordinary_user_can_do_it(shared: Path) -> None:
-    from tests.testbed import run
-
     shared.chmod(0o777)
     command = f"cd {shared} && {TOOLKIT} run -N 2 -- sh -c 'id -un' && {TOOLKIT} status"
-    ran = run("sh", "-c", command, user=os.environ["TOOLKIT_TESTBED_USER"])
+    ran = testbed.run("sh", "-c", command, user=os.environ["TOOLKIT_TESTBED_USER"])
     assert ran.returncode == 0, ran.stderr
     assert "[rank 1] tester" in ran.stdout
 
