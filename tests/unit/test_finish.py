@@ -135,6 +135,20 @@ def test_the_end_of_a_step_is_found_in_a_ranks_log(run: Path) -> None:
     assert packed(run, 143).returncode == 124
 
 
+def test_a_rank_that_died_with_its_job_did_not_fail_by_itself(run: Path) -> None:
+    (run / "logs/srun.log").write_text("srun: error: node02: task 1: Terminated\n")
+    (run / "logs/batch.log").write_text(
+        "slurmstepd: error: *** JOB 9 ON node01 CANCELLED AT 2026-11-30T22:09:00 ***\n"
+    )
+    assert packed(run, 143).returncode == 130
+    with (run / "logs/rank-0.log").open("a") as log:
+        log.write(f"{CANCELLED} DUE TO TIME LIMIT ***\n")
+    (run / "logs/batch.log").unlink()
+    assert packed(run, 143).returncode == 124
+    (run / "logs/srun.log").write_text("srun: error: node02: task 1: Exited with exit code 3\n")
+    assert packed(run, 143).returncode == 3, "a rank's own exit code is its own"
+
+
 def test_a_run_directory_that_a_node_does_not_see_is_named(run: Path) -> None:
     (run / "ranks/1.json").unlink()
     (run / "logs/rank-1.log").write_text("python3: can't open file '/x/entrypoint.pyz': [Errno 2]")

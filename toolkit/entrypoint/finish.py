@@ -31,6 +31,8 @@ _EXITED = re.compile(r"Exited with exit code (\d+)")
 _ENDED = re.compile(
     r"\*\*\* (?:JOB|STEP) (?P<job>\d+).* CANCELLED AT \S+(?: DUE TO (?P<why>[^*]+))?"
 )
+# Not a bare "STEP … CANCELLED": that is also how the other ranks of a failed one are ended.
+_ENDED_BY_SLURM = re.compile(r"\*\*\* JOB \d+.* CANCELLED AT|CANCELLED AT \S+ DUE TO ")
 _OOM = re.compile(r"[Oo]ut [Oo]f [Mm]emory|oom[-_]kill|OOM Killed")
 _NODE = re.compile(r"[Nn]ode failure on (\S+)")
 _CONTAINER = re.compile(r"pyxis: |spank_pyxis|execve\(\): |couldn't chdir to")
@@ -63,11 +65,16 @@ def first_failure(lines: Sequence[str], started: Callable[[int], bool]) -> Optio
         The ``failure`` of ``result.json``, without the last lines.
     """
     out_of_memory = any(_OOM.search(line) for line in lines)
+    # In a batch job the lines come from several files, so their order says nothing there; but a
+    # rank that died of a signal, in a job that Slurm says it ended, died of that.
+    ended = [line for line in lines if _ENDED_BY_SLURM.search(line)]
     for line in lines:
         found = first_event(line, out_of_memory=out_of_memory)
         if found is None:
             continue
         rank = found["rank"]
+        if ended and rank is not None and "by signal" in found["reason"]:
+            return _slurm_failure(ended[0])
         if rank is not None and not started(rank):
             found["origin"] = "toolkit"  # the entrypoint itself gave up, and says why in the log
             why = _container_message(lines)
