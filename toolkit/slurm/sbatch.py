@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from toolkit.job import JobSpec
 
 SCRIPT = "batch.sh"  #: in the run directory
-LOG = "logs/batch.log"  #: what the script says, over all attempts; srun's messages are apart
+ELEMENT_LOG = "logs/srun-{}.log"  #: what is SRUN_LOG to an array's element, in the array's folder
 RUN_AGAIN = 75  #: exit code of a job that wants to run again
 MAX_RESTARTS = 50  #: by the script; a job that always ends with 75 must stop one day
 
@@ -47,6 +47,7 @@ _BASHS_OWN = frozenset({
 #: A NUL cannot be part of an argument, so this is how a word holds a shell variable.
 _VARIABLE = re.compile("\0([A-Za-z_]+)\0")
 _RUN = "\0toolkit_run\0"
+_INDEX = "\0SLURM_ARRAY_TASK_ID\0"
 
 
 def script(
@@ -101,7 +102,7 @@ def script(
         "",
         *_environment(spec, step.env),
         "",
-        " \\\n\t".join([*_lines_of(step.argv), f'2>"$toolkit_run"/{SRUN_LOG}']),
+        " \\\n\t".join(_lines_of(step.argv)),
         *_end(spec, python),
     ]
     return "\n".join([*lines, ""]), tuple(notes)
@@ -146,7 +147,7 @@ def _head(spec: JobSpec, path: Path, cwd: Path) -> list[str]:
         *srun.job_flags(spec),
         *srun.limit_flags(spec),
         f"--chdir={cwd}",
-        f"--output={path / ('logs/batch-%a.log' if spec.array else LOG)}",
+        f"--output={path / (ELEMENT_LOG.format('%a') if spec.array else SRUN_LOG)}",
         "--open-mode=append",
         "--export=ALL",
         "--requeue" if spec.requeue else "--no-requeue",
@@ -172,17 +173,17 @@ def _signal(spec: JobSpec) -> str | None:
 
 def _start(spec: JobSpec, path: Path, cwd: Path) -> list[str]:
     """Where the job runs, and its run directory; an array's element makes its own."""
-    run = shlex.quote(str(path))
-    lines = [f"toolkit_run={run}", "toolkit_restart=${SLURM_RESTART_COUNT:-0}"]
+    lines = [f"toolkit_run={shlex.quote(str(path))}", "toolkit_restart=${SLURM_RESTART_COUNT:-0}"]
     if spec.array:
         parts = [run_dirs.ENTRYPOINT, "run.json", *(["lib"] if spec.workload else [])]
         sources = " ".join(shlex.quote(str(path / part)) for part in parts)
+        element = str(path / ELEMENT_LOG.format(_INDEX))
         lines = [
-            f'toolkit_run={run}_"$SLURM_ARRAY_TASK_ID"',
+            f"toolkit_run={shell_word(f'{path}_{_INDEX}')}",
             lines[1],
             'mkdir -p "$toolkit_run"/logs "$toolkit_run"/ranks || exit 78',
             f'cp -R {sources} "$toolkit_run"/ || exit 78',
-            f'exec >>"$toolkit_run"/{LOG} 2>&1',
+            f'ln -sf {shell_word(element)} "$toolkit_run"/{SRUN_LOG}',
         ]
     return [
         *lines,
@@ -190,9 +191,11 @@ def _start(spec: JobSpec, path: Path, cwd: Path) -> list[str]:
         'if [ "$toolkit_restart" -gt 0 ]; then',
         '\ttoolkit_before="$toolkit_run"/before-restart-"$toolkit_restart"',
         '\tmkdir -p "$toolkit_before"',
-        '\tmv -f "$toolkit_run"/{ranks,result*.json,logs/rank-*,logs/srun.log} "$toolkit_before"',
+        '\tmv -f "$toolkit_run"/{ranks,result*.json,logs/rank-*} "$toolkit_before" 2>/dev/null',
+        f'\tcp "$toolkit_run"/{SRUN_LOG} "$toolkit_before"',
+        f'\t: >"$toolkit_run"/{SRUN_LOG}',
         '\tmkdir "$toolkit_run"/ranks',
-        "fi 2>/dev/null",
+        "fi",
         f"cd {shlex.quote(str(cwd))} || exit 78  # Slurm goes on in /tmp where it is missing",
         'echo "toolkit: job $SLURM_JOB_ID, restart $toolkit_restart, on $SLURM_JOB_NODELIST"',
         "trap : TERM  # the ranks get it too; this script outlives them and records how they ended",

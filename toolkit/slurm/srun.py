@@ -83,6 +83,7 @@ def compose(
     environ: Mapping[str, str],
     python: str,
     job_id: str = "",
+    hosts: tuple[str, ...] = (),
     fresh: str = "",
     exists: Callable[[str], bool] = os.path.exists,
 ) -> Srun:
@@ -96,6 +97,7 @@ def compose(
         environ: the caller's environment.
         python: the interpreter outside of a container; it must be where all nodes see it.
         job_id: the job around it; for ``kind="job"`` there is none yet.
+        hosts: the node of each rank, where srun must be told.
         fresh: ends the name of the rendezvous file.
         exists: whether a path is on this machine.
 
@@ -107,6 +109,8 @@ def compose(
     seen = container.RUN_DIR if inside else run_dir
     env = environment.variables(spec, seen, fresh)
     flags = _resources(spec, kind, job_id)
+    if hosts:
+        flags += ["--distribution=arbitrary", f"--nodelist={','.join(hosts)}"]
     if kind == "batch":
         flags += ["--open-mode=truncate", f"--output={run_dir}/{_LOG}"]
     else:

@@ -67,8 +67,10 @@ def compose(
     """
     environment.require(spec, environ)
     job = environment.allocation(environ) if stale is None else None
+    hosts: tuple[str, ...] = ()
     if job is not None:
         environment.fits(spec, environ)
+        hosts = environment.uneven(spec, job)
     step = srun.compose(
         spec,
         str(path),
@@ -77,6 +79,7 @@ def compose(
         environ=environ,
         python=python,
         job_id=job.job_id if job else "",
+        hosts=hosts,
         exists=exists,
     )
     notes = [*([stale] if stale else []), *_about_path(spec, path), *step.notes]
@@ -84,6 +87,11 @@ def compose(
         notes += [
             f"{flag} has no effect on a step in job {job.job_id}" for flag in srun.job_flags(spec)
         ]
+    if hosts:
+        notes.append(
+            "a node of this allocation has fewer CPUs than ranks, which share them; ask for an even"
+            f" allocation with salloc -N{spec.nodes} --ntasks-per-node={spec.ntasks_per_node}"
+        )
     unset = environment.outer(environ, spec, step=job is not None)
     return Plan(
         title=f"toolkit run: {spec.nodes} x {spec.ntasks_per_node} ranks"
@@ -185,10 +193,10 @@ def stale(job_id: str, environ: Mapping[str, str]) -> str | None:
     """Why a job id in the environment is that of no running job; None where it may be one."""
     job = queue.status(job_id, environ)
     if job is not None:
-        state = None if job.active else f"is {job.state.lower()}"
+        why = None if job.state == "RUNNING" else f"is {job.state.lower()}"
     else:
-        state = None if probe.unreachable(environ) else "is unknown to Slurm"
-    return state and f"SLURM_JOB_ID={job_id} of this shell {state}: this makes a job of its own"
+        why = None if probe.unreachable(environ) else "is unknown to Slurm"
+    return why and f"SLURM_JOB_ID={job_id} of this shell {why}: this makes a job of its own"
 
 
 def _about_path(spec: JobSpec, path: Path) -> list[str]:
