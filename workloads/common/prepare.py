@@ -92,6 +92,9 @@ def prepare(
                         _make(root, name, build, passed_over=locks)
                     continue
             _pause(deadline, timeout, root / name, check, locks)
+    except MemoryError as error:
+        msg = f"not enough memory to prepare the data set {name}: {error}"
+        raise WorkloadError(msg) from error
     except OSError as error:
         raise _unusable(root / name, error) from error
     return root / name
