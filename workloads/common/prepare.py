@@ -187,6 +187,10 @@ def _acquire(lock: Path) -> bool:
             file.write(f"{socket.gethostname()} {os.getpid()} {_machine()}\n")
     except FileExistsError:
         return False
+    except OSError:  # a full disk leaves a lock without a holder
+        with contextlib.suppress(OSError):
+            lock.unlink()
+        raise
     return True
 
 

@@ -243,6 +243,8 @@ def run(name: str, main: Callable[[World], None]) -> int:
     try:
         world = resolve(os.environ)
     except EntrypointError as error:
+        if error.rank:
+            time.sleep(1)
         _say(f"{name}: {error}")
         return error.exit_code
     try:
