@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,12 +51,12 @@ def assert_ended_clearly(result: Result, code: int, *texts: str) -> None:
 
 
 def train_debian(
-    model: str, data: Path, folder: Path
+    model: str, data: Path, folder: Path, *options: str
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     folder.mkdir()
     result = run_ranks(
         *(2, 2),
-        ["sage", "--model", model, "--data-dir", str(data)],
+        ["sage", "--model", model, "--data-dir", str(data), *options],
         folder=folder,
         environ={"TOOLKIT_RUN_DIR": str(folder)},
     )
@@ -83,6 +84,15 @@ def test_debian_is_learnt_by_its_edges(data: Path, tmp_path: Path) -> None:
     accuracies = [line for line in lines[:-1] if "val_accuracy" in line]
     assert [line["epoch"] for line in accuracies] == list(range(1, 9))
     assert all("train_accuracy" in line for line in accuracies)
+
+
+@pytest.mark.skipif(find_spec("pyg_lib") is None, reason="pyg-lib is not installed")
+def test_pyg_lib_reaches_the_same_accuracy(data: Path, tmp_path: Path) -> None:
+    accuracy = [
+        train_debian("sage", data, tmp_path / sampler, "--sampler", sampler)[1]["test_accuracy"]
+        for sampler in ("torch", "pyg-lib")
+    ]
+    assert abs(accuracy[0] - accuracy[1]) < 0.01
 
 
 def test_case_10_1_a_training_set_that_does_not_divide(data: Path, tmp_path: Path) -> None:
@@ -269,6 +279,7 @@ def test_a_wrong_option_is_said_once(tmp_path: Path) -> None:
         (["--lr", "inf"], "'inf' is not a number above 0"),
         (["--dropout", "1"], "'1' is not a number from 0 to below 1"),
         (["--data-timeout", "0"], "'0' is not a number above 0"),
+        (["--num-edges", "1" + "0" * 30], "is too large"),
         (["--seed", "-5"], "'-5' is not an integer of 0 or more"),
         (["--data-seed", "1e3"], "'1e3' is not an integer of 0 or more"),
         (["--device", "tpu"], "'tpu'"),
