@@ -5,12 +5,20 @@ from __future__ import annotations
 import importlib.util
 import marshal
 import os
+import subprocess
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
 import toolkit
 
+COMPILE = """
+import marshal, sys
+sources = marshal.load(sys.stdin.buffer)
+codes = [compile(source, name, "exec", optimize=0) for name, source in sources]
+sys.stdout.buffer.write(marshal.dumps([marshal.dumps(code) for code in codes]))
+"""
 MAIN = "from toolkit.entrypoint.__main__ import main\n\nmain()\n"
 
 
@@ -25,18 +33,18 @@ def write_entrypoint(path: Path) -> None:
         OSError: ``path`` cannot be written.
     """
     package = Path(toolkit.__file__).parent
-    sources = [package / "__init__.py", *sorted((package / "entrypoint").rglob("*.py"))]
+    paths = [package / "__init__.py", *sorted((package / "entrypoint").rglob("*.py"))]
+    sources = {file.relative_to(package.parent).as_posix(): file.read_bytes() for file in paths}
+    codes = compile_all(sources)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w") as archive:
             # Stored, not deflated: a Python without zlib can read it, and it starts sooner.
             archive.writestr(zipfile.ZipInfo("__main__.py"), MAIN)
-            for source in sources:
-                inside = source.relative_to(package.parent).as_posix()
-                text = source.read_bytes()
-                archive.writestr(zipfile.ZipInfo(inside), text)
-                archive.writestr(zipfile.ZipInfo(f"{inside}c"), compiled(text, inside))
+            for (inside, source), code in zip(sources.items(), codes, strict=True):
+                archive.writestr(zipfile.ZipInfo(inside), source)
+                archive.writestr(zipfile.ZipInfo(f"{inside}c"), code)
         temporary.chmod(0o644)
         temporary.replace(path)
     except BaseException:
@@ -44,13 +52,22 @@ def write_entrypoint(path: Path) -> None:
         raise
 
 
-def compiled(source: bytes, inside: str) -> bytes:
-    """The ``.pyc`` of ``source``, which halves what the entrypoint adds to a process.
+def compile_all(sources: dict[str, bytes]) -> list[bytes]:
+    """The ``.pyc`` of each source, which halves what the entrypoint adds to a process.
 
     A Python of another version sees by the magic number that it is not for it, and compiles the
-    source beside it.
+    source beside it. A Python of its own does this, because the bytes of marshalled code depend on
+    what else the process has in memory.
     """
-    code = compile(source, inside, "exec", dont_inherit=True, optimize=0)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", COMPILE],
+        input=marshal.dumps(list(sources.items())),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    codes = marshal.loads(done.stdout)  # noqa: S302  it comes from our own process
     hash_based = (1).to_bytes(4, "little")  # valid whatever the time stamps say; PEP 552
-    header = importlib.util.MAGIC_NUMBER + hash_based + importlib.util.source_hash(source)
-    return header + marshal.dumps(code)
+    return [
+        importlib.util.MAGIC_NUMBER + hash_based + importlib.util.source_hash(source) + code
+        for source, code in zip(sources.values(), codes, strict=True)
+    ]

@@ -28,12 +28,13 @@ from torch_geometric.nn import SAGEConv
 from workloads import datasets
 from workloads.common.errors import WorkloadError
 from workloads.common.metrics import Metrics, PeakPss
-from workloads.common.options import Parser, integers, positive, positive_float, share
+from workloads.common.options import Parser, integers, natural, positive, positive_float, share
 from workloads.common.ranks import Ranks, process_group, run, same_weights
 from workloads.common.sampler import sampler_class
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -57,7 +58,7 @@ class SAGE(nn.Module):
             if i > 0:
                 x = self.dropout(functional.relu(x))
             # The mean over the neighbours is one product with a sparse matrix, before the linear
-            # map; the targets are the first of the sources.
+            # map. The targets are the first of the sources.
             x = layer((x, x[: matrix.size(0)]), matrix)
         return x
 
@@ -135,10 +136,15 @@ def train(ranks: Ranks, graph: Graph, options: argparse.Namespace, metrics: Metr
     dropped = len(train_nodes) - len(share_of_rank) * world.world_size
     metrics.say(
         f"{options.model} on {options.dataset}: {graph.num_nodes} nodes, {graph.num_edges} edges, "
-        f"{graph.num_classes} classes; world size {world.world_size} on {world.num_nodes} node(s), "
-        f"{device.type}; {steps} steps an epoch, {global_batch} seeds a step over all ranks, "
-        f"{dropped} of {len(train_nodes)} training nodes dropped an epoch to keep the steps equal; "
-        f"learning rate {rate:.2g}"
+        f"{graph.num_features} features, {graph.num_classes} classes"
+    )
+    metrics.say(
+        f"world size {world.world_size} on {world.num_nodes} node(s), {device.type}, "
+        f"sampler {type(batches.sampler).__name__}"
+    )
+    metrics.say(
+        f"{steps} steps an epoch of {global_batch} seeds over all ranks, learning rate {rate:.2g}; "
+        f"{dropped} of {len(train_nodes)} training nodes dropped an epoch to keep the steps equal"
     )
 
     losses, peak_pss = [], PeakPss(ranks)
@@ -227,19 +233,22 @@ def main(world: World) -> None:
     with process_group(world, options.device, timedelta(seconds=options.timeout)) as ranks:
         graph = datasets.load(ranks, recipe, options)
         if world.world_size > len(graph.train):
-            msg = (
+            raise WorkloadError(
                 f"world size {world.world_size}, but {options.dataset} has {len(graph.train)} "
                 f"training nodes: take fewer ranks, or a larger data set"
             )
-            raise WorkloadError(msg)
         metrics = Metrics(os.environ, world.rank)
         train(ranks, graph, options, metrics)
         metrics.close()
 
 
-def parse() -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(prog="sage", description="Train GraphSAGE with neighbour sampling under DDP.")
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the options, from the command line unless they are given.
+
+    Raises:
+        WorkloadError: One of them is wrong.
+    """
+    parser = Parser("sage", "Train GraphSAGE with neighbour sampling under DDP.")
     add = parser.add_argument_group("training").add_argument
     add("--model", choices=("sage", "mlp"), default="sage", help="mlp: the same without edges")
     add("--epochs", type=positive, default=8)
@@ -254,7 +263,7 @@ def parse() -> argparse.Namespace:
         f"by the root of the seeds over all ranks / {REFERENCE_BATCH}",
     )
     add("--dropout", type=share, default=0.5, help="0 to below 1 (0.5)")
-    add("--seed", type=int, default=0)
+    add("--seed", type=natural, default=0)
     add("--sampler", choices=("auto", "torch", "pyg-lib"), default="auto")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add(
@@ -285,8 +294,8 @@ def parse() -> argparse.Namespace:
     add("--num-edges", type=positive, default=20_000_000)
     add("--num-features", type=positive, default=602)
     add("--num-classes", type=positive, default=32)
-    add("--data-seed", type=int, default=0)
-    return parser.parse_args()
+    add("--data-seed", type=natural, default=0)
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -201,14 +201,16 @@ class TestSlurm:
             ({"SLURM_STEP_TASKS_PER_NODE": "4(x3)"}, ["12", "8", "SLURM_STEP_NUM_TASKS"]),
             ({"SLURM_STEP_TASKS_PER_NODE": "4,3,1"}, ["SLURM_STEP_NUM_NODES says 2", "3"]),
             ({"SLURM_STEP_NODELIST": "node[01-03]"}, ["SLURM_STEP_NODELIST says 3", "2"]),
-            ({"SLURM_STEP_NODELIST": "node[01-"}, ["'node[01-'"]),
+            ({"SLURM_STEP_NODELIST": "node[01-"}, ["SLURM_STEP_NODELIST='node[01-'"]),
             ({"SLURM_STEP_NODELIST": "(null)"}, ["'(null)'"]),
-            ({"SLURM_STEP_TASKS_PER_NODE": "4(x2"}, ["'4(x2'"]),
+            ({"SLURM_STEP_TASKS_PER_NODE": "4(x2"}, ["SLURM_STEP_TASKS_PER_NODE='4(x2'"]),
             ({"SLURM_STEP_NUM_TASKS": "eight"}, ["SLURM_STEP_NUM_TASKS='eight'"]),
             ({"SLURM_STEP_NUM_TASKS": "0", "SLURM_STEP_TASKS_PER_NODE": None}, ["0"]),
             ({"SLURM_STEP_NUM_NODES": "9"}, ["SLURM_STEP_NUM_NODES says 9"]),
             ({"SLURM_JOB_NODELIST": "node01"}, ["SLURM_JOB_NODELIST says 1"]),
             ({"SLURMD_NODENAME": "node09"}, ["node09", "node[01-02]"]),
+            # sbatch typed inside a step of another job.
+            ({"SLURM_JOB_NODELIST": "node[03-04]"}, ["'node01'", "node[03-04]", "stale"]),
             ({"SLURM_STEP_TASKS_PER_NODE": None}, ["SLURM_STEP_TASKS_PER_NODE is not set"]),
             # A job's layout counts only where it comes to the step's number of tasks.
             (

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolkit import config, run_dir
+from toolkit.commands.options import Runs
 from toolkit.commands.view import message
 from toolkit.entrypoint.finish import describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from toolkit.commands.options import Runs
     from toolkit.run_dir import RunDir
 
 Which = Annotated[

@@ -25,7 +25,7 @@ def resolve(environ: Mapping[str, str] | None = None) -> World:
         environ: the variables to read; the process's own when None.
 
     Returns:
-        The World. Resolving again after ``World.environ()`` was exported gives the same one.
+        The World. Resolving again what ``World.export()`` made gives the same one.
 
     Raises:
         EntrypointError: the variables are wrong, partial or contradict each other (exit code 71),

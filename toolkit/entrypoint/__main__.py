@@ -32,10 +32,14 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     restore_signals()
     try:
         code = run(sys.argv[1:] if arguments is None else arguments)
+    except OSError as error:  # stdout is closed or full
+        code = 1
+        say(f"cannot write the answer: {error.strerror}.")
     except EntrypointError as error:
         code = error.exit_code
         say(("" if error.rank is None else f"rank {error.rank}: ") + str(error))
-    sys.exit(code)
+    # Nothing is buffered, and a look-up that still hangs in its thread is left behind.
+    os._exit(code)
 
 
 def restore_signals() -> None:
@@ -76,7 +80,10 @@ def run(arguments: list[str]) -> int:
 
 def say(message: str) -> None:
     """One message on stderr, in one write, so that those of other ranks do not cut it."""
-    write(2, f"toolkit: {message}")
+    try:
+        write(2, f"toolkit: {message}")
+    except OSError:
+        return  # a closed stderr is no reason not to run
 
 
 def write(descriptor: int, text: str) -> None:

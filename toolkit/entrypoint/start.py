@@ -28,16 +28,17 @@ def start(world: World, command: list[str], say: Callable[[str], None]) -> int:
         # What all ranks would say, rank 0 says; what differs from node to node, a rank of each.
         if world.rank == 0 or (world.local_rank == 0 and warning in world.node_warnings):
             say(f"rank {world.rank}: warning: {warning}.")
-    exports = world.environ()
     if needs_checks(variables):
         from toolkit.entrypoint.checks import check_rendezvous
 
-        exports["MASTER_PORT"] = str(check_rendezvous(world, variables))
+        world.master_port = check_rendezvous(world, variables)
+    environ = dict(os.environ)
+    world.export(environ)
     if not variables.get("OMP_NUM_THREADS"):
-        exports["OMP_NUM_THREADS"] = str(count_threads(world, variables))
+        environ["OMP_NUM_THREADS"] = str(count_threads(world, variables, *cpus_here()))
     if not variables.get("TORCH_NCCL_ASYNC_ERROR_HANDLING"):
         # torchrun sets it, plain srun does not: without it a rank waits for a dead one for ever.
-        exports["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
+        environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
     run_dir = variables.get("TOOLKIT_RUN_DIR")
     if run_dir:
         from toolkit.entrypoint.record import write_record
@@ -50,8 +51,7 @@ def start(world: World, command: list[str], say: Callable[[str], None]) -> int:
                     f"rank {world.rank}: warning: the record of this rank could not be written "
                     f"under TOOLKIT_RUN_DIR={run_dir}: {error.strerror}."
                 )
-    os.environ.update(exports)
-    return execute(command, say, world.rank)
+    return execute(command, environ, say, world.rank)
 
 
 def needs_checks(variables: Variables) -> bool:
@@ -59,37 +59,50 @@ def needs_checks(variables: Variables) -> bool:
     return not (variables.get("TOOLKIT_INIT_METHOD") or "").startswith("file://")
 
 
-def count_threads(world: World, variables: Variables) -> int:
-    """OMP_NUM_THREADS: the CPUs this rank has to itself, at least 1.
-
-    A mask narrower than the node's share of the job is a binding to this task. Otherwise the
-    tasks of the node share it.
-    """
+def cpus_here() -> tuple[int, int]:
+    """How many CPUs this process may use, and how many the machine has."""
+    machine = os.cpu_count() or 1
     try:
-        allowed = len(os.sched_getaffinity(0))
+        return len(os.sched_getaffinity(0)), machine
     except AttributeError:  # not Linux
-        allowed = os.cpu_count() or 1
-    share = min(variables.number("SLURM_CPUS_ON_NODE")[0] or allowed, os.cpu_count() or 1)
-    if allowed < share:
+        return machine, machine
+
+
+def count_threads(world: World, variables: Variables, allowed: int, machine: int) -> int:
+    """OMP_NUM_THREADS: the CPUs that this rank has to itself, at least 1.
+
+    Args:
+        world: the World.
+        variables: SLURM_CPUS_ON_NODE and SLURM_CPUS_PER_TASK are read.
+        allowed: CPUs in this process's affinity mask.
+        machine: CPUs of the machine.
+    """
+    local = is_local_target(variables)
+    given = variables.number("SLURM_CPUS_ON_NODE")[0]  # the job's on this node
+    # These can bind each task to CPUs of its own: then the mask is narrower than the job.
+    can_bind = world.launcher in ("slurm", "mpi", "pmi") and not local
+    if can_bind and allowed < min(given or machine, machine):
         return allowed
-    each = variables.number("SLURM_CPUS_PER_TASK")[0]
-    if not each:
-        whole = is_local_target(variables) and not variables.get("SLURM_CPUS_ON_NODE")
-        each = share // (world.world_size if whole else world.local_world_size)
+    shared = min(given or allowed, allowed)
+    ranks = world.world_size if local and not given else world.local_world_size
+    each = variables.number("SLURM_CPUS_PER_TASK")[0] or shared // ranks
     return max(1, min(each, allowed))
 
 
-def execute(command: list[str], say: Callable[[str], None], rank: int) -> int:
+def execute(
+    command: list[str], environ: dict[str, str], say: Callable[[str], None], rank: int
+) -> int:
     """Become ``command``, found as a shell finds it, or return a shell's exit code."""
     program = command[0]
+    search = environ.get("PATH", os.defpath)
     paths = [program]
     if "/" not in program:
-        folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+        folders = search.split(os.pathsep)
         paths = [os.path.join(folder or ".", program) for folder in folders] if program else []
     refused = ""
     for path in paths:
         try:
-            os.execve(path, command, os.environ)  # noqa: S606  no shell in the way of signals
+            os.execve(path, command, environ)  # noqa: S606  no shell in the way of signals
         except (FileNotFoundError, NotADirectoryError):
             # A script whose interpreter is missing is "not found" too.
             if os.path.exists(path):
@@ -99,6 +112,6 @@ def execute(command: list[str], say: Callable[[str], None], rank: int) -> int:
     if refused:
         say(f"rank {rank}: the command cannot be executed: {refused}.")
         return NOT_EXECUTABLE
-    where = "" if "/" in program else f" in PATH={os.environ.get('PATH', os.defpath)}"
+    where = "" if "/" in program else f" in PATH={search}"
     say(f"rank {rank}: the command {program!r} was not found{where}.")
     return NOT_FOUND

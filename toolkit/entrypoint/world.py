@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     Number = tuple[int, str]  # a number, and the variable or rule that it came from
 
+DIGITS = 10  # what any number may have
 BAD_RANKS = 71  # toolkit.errors.RankError
 BAD_RENDEZVOUS = 76  # toolkit.errors.RendezvousError
 
@@ -39,7 +40,7 @@ def parse_number(value: str, what: str) -> int:
     Raises:
         EntrypointError: ``value`` is anything else, such as ``+1``, `` 1`` or ``1_0``.
     """
-    if 0 < len(value) <= 10 and value.isascii() and value.isdigit():
+    if 0 < len(value) <= DIGITS and value.isascii() and value.isdigit():
         return int(value)
     raise EntrypointError(
         f"{what}={quote(value)} is not a number of 1 to 10 digits: correct it or unset it."
@@ -104,7 +105,7 @@ class Variables:
         """The rank to name in an error that came before the ranks were known."""
         for name in ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK", "PMIX_RANK", "RANK"):
             value = self.get(name)
-            if value and len(value) <= 10 and value.isascii() and value.isdigit():
+            if value and len(value) <= DIGITS and value.isascii() and value.isdigit():
                 return int(value)
         return None
 
@@ -162,6 +163,12 @@ class Ranks:
         Raises:
             EntrypointError: showing both values and where each came from.
         """
+        if self.world_size >= 10**DIGITS:
+            raise EntrypointError(
+                f"world_size {self.world_size} (from {self.sources['world_size']}) is more than "
+                "any cluster runs.",
+                rank=self.rank,
+            )
         for name, limit in (
             ("rank", "world_size"),
             ("local_rank", "local_world_size"),
@@ -191,7 +198,7 @@ class Ranks:
 
 
 class World:
-    """Who this process is among the processes of the run. Not to be changed.
+    """Who this process is among the processes of the run.
 
     Attributes:
         world_size: number of processes.
@@ -245,6 +252,14 @@ class World:
         shown["sources"] = dict(self.sources)
         shown["warnings"] = list(self.warnings)
         return shown
+
+    def export(self, environ: dict[str, str]) -> None:
+        """Put the World into ``environ``, where resolving again gives the same one."""
+        environ.update(self.environ())
+        if self.launcher != "torchrun":
+            # Leaked marks would make torch wait for an agent's store that is not there.
+            environ.pop("TORCHELASTIC_RUN_ID", None)
+            environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
 
     def environ(self) -> dict[str, str]:
         """The variables that torch and the workloads read."""

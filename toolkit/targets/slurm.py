@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from toolkit.job import JobSpec
+    from toolkit.job import JobSpec, Outcome
+    from toolkit.run_dir import RunDir
+    from toolkit.targets import View
 
 NAME = "slurm"
+SUBMIT_TIMEOUT_S = 120
 
 
 def plan(
@@ -148,6 +152,41 @@ def check(spec: JobSpec) -> None:
             " administrators for it, or run without a container."
         )
         raise UnavailableError(msg)
+
+
+def run(
+    spec: JobSpec,  # noqa: ARG001 - every target's run has it
+    plan: Plan,
+    run: RunDir,
+    view: View,
+    environ: Mapping[str, str],
+) -> Outcome:
+    """Run the plan's srun to its end, whatever ends it."""
+    from toolkit.slurm import step  # noqa: PLC0415 - a dry run does without
+
+    return step.run(plan, run, view, environ)
+
+
+def submit(plan: Plan, environ: Mapping[str, str]) -> str:
+    """Hand the batch script to Slurm; the id of the job.
+
+    Raises:
+        UnavailableError: if Slurm refuses it.
+    """
+    (process,) = plan.processes
+    try:
+        ran = subprocess.run(
+            process.argv, env=plan.environment(process, environ), cwd=plan.cwd,
+            capture_output=True, text=True, timeout=SUBMIT_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        msg = f"sbatch did not answer within {SUBMIT_TIMEOUT_S} s. Ask `squeue --me` before again."
+        raise UnavailableError(msg) from None
+    if ran.returncode != 0:
+        said = "; ".join(ran.stderr.strip().splitlines())
+        raise UnavailableError(f"Slurm refused the job: {said}")
+    # --parsable prints "ID" or "ID;CLUSTER"; a site's own greeting may stand before it.
+    return ran.stdout.strip().splitlines()[-1].partition(";")[0]
 
 
 def stale(job_id: str, environ: Mapping[str, str]) -> str | None:

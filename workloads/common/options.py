@@ -10,7 +10,13 @@ from workloads.common.errors import WorkloadError
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are said once, by rank 0, and not by every rank."""
+    """An argument parser whose errors are said once, by rank 0, and not by every rank.
+
+    Options are written in full: a shortened one would change its meaning when another is added.
+    """
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog, description=description, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print.
@@ -22,13 +28,24 @@ class Parser(argparse.ArgumentParser):
 
 
 def positive(text: str) -> int:
-    """Read an integer of 1 or more."""
+    """Read an integer of 1 or more, of at most 63 bits."""
+    return _integer(text, 1)
+
+
+def natural(text: str) -> int:
+    """Read an integer of 0 or more, of at most 63 bits."""
+    return _integer(text, 0)
+
+
+def _integer(text: str, least: int) -> int:
     try:
         value = int(text)
     except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or more")
+        value = -1
+    if value >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is too large")
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of {least} or more")
     return value
 
 

@@ -37,13 +37,16 @@ def default_root(environ: Mapping[str, str]) -> Path:
     """Choose where data sets are kept: $TOOLKIT_DATA, the user's cache, or a temporary folder."""
     if environ.get("TOOLKIT_DATA"):
         return Path(environ["TOOLKIT_DATA"])
-    if environ.get("XDG_CACHE_HOME"):
-        cache = Path(environ["XDG_CACHE_HOME"])
-    else:
-        cache = Path(environ.get("HOME") or "/nonexistent") / ".cache"
-    nearest = next(p for p in (cache / "toolkit", *cache.absolute().parents) if p.exists())
-    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
-        return cache / "toolkit"
+    cache = environ.get("XDG_CACHE_HOME")
+    if not cache and environ.get("HOME"):
+        cache = f"{environ['HOME']}/.cache"
+    if cache:
+        # Tried, because permissions do not tell: root may write anywhere, but not to /proc.
+        root = Path(cache) / "toolkit"
+        with contextlib.suppress(OSError):
+            root.mkdir(parents=True, exist_ok=True)
+            if os.access(root, os.W_OK | os.X_OK):
+                return root
     # Homes are read-only in many containers. Anyone may write to the temporary folder, so what
     # another user has put there under this name is not taken for our data.
     root = Path(tempfile.gettempdir()) / f"toolkit-{os.getuid()}"
@@ -89,12 +92,11 @@ def prepare(
                         _make(root, name, build, passed_over=locks)
                     continue
             _pause(deadline, timeout, root / name, check, locks)
-    except OSError as error:
-        msg = (
-            f"cannot prepare the data set in {root / name}: {error}; "
-            f"choose a folder that can be written by --data-dir or TOOLKIT_DATA"
-        )
+    except MemoryError as error:
+        msg = f"not enough memory to prepare the data set {name}: {error}"
         raise WorkloadError(msg) from error
+    except OSError as error:
+        raise _unusable(root / name, error) from error
     return root / name
 
 
@@ -104,20 +106,30 @@ def wait_for(
     """Return ``root/name`` once it is there.
 
     Raises:
-        WorkloadError: It is not there after ``timeout`` seconds.
+        WorkloadError: It is not there after ``timeout`` seconds, or ``root`` cannot be read.
     """
     deadline = time.monotonic() + timeout
-    while not _is_there(root, name):
-        _pause(deadline, timeout, root / name, check, _locks(root, name))
+    try:
+        while not _is_there(root, name):
+            _pause(deadline, timeout, root / name, check, _locks(root, name))
+    except OSError as error:
+        raise _unusable(root / name, error) from error
     return root / name
+
+
+def _unusable(folder: Path, error: OSError) -> WorkloadError:
+    return WorkloadError(
+        f"cannot prepare the data set in {folder}: {error}; "
+        f"choose a folder that can be written by --data-dir or TOOLKIT_DATA"
+    )
 
 
 def _names(root: Path) -> list[str]:
     """List the folder: unlike a look at one path, it is not answered from an old "no such file"."""
     try:
         return [path.name for path in root.iterdir()]
-    except FileNotFoundError:
-        return []
+    except (FileNotFoundError, NotADirectoryError):
+        return []  # whoever prepares it makes the folder, or says why it cannot be made
 
 
 def _is_there(root: Path, name: str) -> bool:
@@ -175,6 +187,10 @@ def _acquire(lock: Path) -> bool:
             file.write(f"{socket.gethostname()} {os.getpid()} {_machine()}\n")
     except FileExistsError:
         return False
+    except OSError:  # a full disk leaves a lock without a holder
+        with contextlib.suppress(OSError):
+            lock.unlink()
+        raise
     return True
 
 

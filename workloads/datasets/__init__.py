@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import traceback
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from workloads.common.ranks import Ranks
 
+# Goes up when a change makes folders that were prepared before it wrong.
+FORMAT = 1
 NAMES = ("debian", "planted", "reddit", "ogbn-products")
 
 
@@ -45,16 +48,16 @@ def recipe(options: Namespace) -> Recipe:
             options.num_classes,
             options.data_seed,
         )
-        return Recipe(shape.folder, partial(planted.build, shape=shape))
+        return Recipe(f"{shape.folder}-v{FORMAT}", partial(planted.build, shape=shape))
     if options.dataset == "reddit":
-        return Recipe("reddit", public.build_reddit)
+        return Recipe(f"reddit-v{FORMAT}", public.build_reddit)
     if options.dataset == "ogbn-products":
-        return Recipe("ogbn-products", public.build_ogbn_products)
+        return Recipe(f"ogbn-products-v{FORMAT}", public.build_ogbn_products)
     try:
         digest = hashlib.sha256(debian.FILE.read_bytes()).hexdigest()[:12]
     except OSError as error:
         raise debian.damaged(debian.FILE, error) from error
-    return Recipe(f"debian-{digest}", debian.build)
+    return Recipe(f"debian-{digest}-v{FORMAT}", debian.build)
 
 
 def load(ranks: Ranks, recipe: Recipe, options: Namespace) -> Graph:
@@ -78,5 +81,9 @@ def load(ranks: Ranks, recipe: Recipe, options: Namespace) -> Graph:
         graph = open_graph(folder)
     except WorkloadError as failure:
         error = failure
+    except Exception as failure:  # noqa: BLE001 - printed, and told to all ranks
+        # A fault in the program, which must not leave the other ranks waiting either.
+        traceback.print_exc()
+        error = WorkloadError(f"the data set could not be prepared: {failure!r}", 1)
     ranks.agree("data", error, timeout=limit + 30)
     return graph

@@ -15,6 +15,7 @@ one part of the edges.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,14 +24,14 @@ from workloads.common.errors import WorkloadError
 from workloads.common.graph import ArrayFile, finish_graph, index_dtype, save_array
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
     from pathlib import Path
 
     from numpy.typing import NDArray
 
 SAME = 0.6  # probability that a neighbour is drawn from the node's own class
 HUBS = 2.0  # the k-th most popular of n nodes is drawn with probability ~ k^(1/HUBS - 1)
-SIGNAL = 2.0  # distance of a class mean from the origin; the noise has standard deviation 1
+SIGNAL = 1.5  # distance of a class mean from the origin; the noise has standard deviation 1
 PART = 1 << 21  # numbers (edges or features) in memory at a time
 _WEIGHTS, _EDGES, _FEATURES, _CLASSES, _MEANS, _SPLIT = range(6)
 
@@ -46,9 +47,9 @@ class Shape:
     seed: int
 
     def __post_init__(self) -> None:
-        if self.num_classes < 2 or self.num_nodes < 10 * self.num_classes:
+        if self.num_classes < 2 or self.num_nodes < max(10, 2 * self.num_classes):
             msg = (
-                f"a planted graph needs 2 classes or more and 10 nodes a class: "
+                f"a planted graph needs 2 classes or more, 2 nodes a class and 10 in all: "
                 f"--num-nodes {self.num_nodes} --num-classes {self.num_classes}"
             )
             raise WorkloadError(msg)
@@ -70,12 +71,6 @@ class Shape:
     def generator(self, stream: int, part: int = 0) -> np.random.Generator:
         """The random numbers of one part of one stream."""
         return np.random.Generator(np.random.Philox(key=[self.seed, (stream << 32) + part]))
-
-    def parts(self, numbers_per_node: float) -> Iterator[tuple[int, int, int]]:
-        """Cut the nodes into parts: its number, first node and the node after its last one."""
-        step = max(1, min(self.num_nodes, int(PART / max(1.0, numbers_per_node))))
-        for part, first in enumerate(range(0, self.num_nodes, step)):
-            yield part, first, min(first + step, self.num_nodes)
 
 
 def build(folder: Path, shape: Shape) -> None:
@@ -119,7 +114,7 @@ def _write_indices(folder: Path, shape: Shape, indptr: NDArray[np.int64], y: NDA
     size = np.bincount(y, minlength=shape.num_classes)
     start = np.concatenate([[0], np.cumsum(size)[:-1]])
     with ArrayFile(folder / "indices.npy", (shape.num_edges,), node) as out:
-        for part, low, high in shape.parts(shape.num_edges / shape.num_nodes):
+        for part, (low, high) in enumerate(_parts(indptr)):
             random = shape.generator(_EDGES, part)
             wanted = np.repeat(y[low:high], np.diff(indptr[low : high + 1]))
             other = random.random(len(wanted), dtype=np.float32) >= SAME
@@ -135,8 +130,19 @@ def _write_features(folder: Path, shape: Shape, y: NDArray[Any]) -> None:
     means *= SIGNAL / np.linalg.norm(means, axis=1, keepdims=True)
     size = (shape.num_nodes, shape.num_features)
     with ArrayFile(folder / "x.npy", size, np.float32) as out:
-        for part, low, high in shape.parts(shape.num_features):
+        counted = np.arange(shape.num_nodes + 1, dtype=np.int64) * shape.num_features
+        for part, (low, high) in enumerate(_parts(counted)):
             noise = shape.generator(_FEATURES, part).standard_normal(
                 (high - low, shape.num_features), dtype=np.float32
             )
             out.append(means[y[low:high]] + noise)
+
+
+def _parts(end: NDArray[np.int64]) -> Iterable[tuple[int, int]]:
+    """Cut the nodes into parts of about PART numbers each: the first node, and the one after.
+
+    Args:
+        end: [nodes + 1]: how many numbers there are up to each node.
+    """
+    cuts = np.searchsorted(end, np.arange(PART, int(end[-1]), PART))
+    return pairwise(np.unique([0, *cuts, len(end) - 1]).tolist())

@@ -34,13 +34,17 @@ def lay_out(
     """
     reason = "the number of nodes is 0"
     size, each = world_size[0], local_world_size[0]
-    nodes, nodes_source = variables.number(*num_nodes)
+    nodes: int | None = 1
+    node: int | None = 0
+    nodes_source = node_source = world_size[1]
+    if size != 1:  # one process is on one node, whatever a template left in NNODES
+        nodes, nodes_source = variables.number(*num_nodes)
+        node, node_source = variables.number(*node_rank)
     if nodes is None:
         if each and size % each == 0:
             nodes, nodes_source = size // each, f"{world_size[1]} / {local_world_size[1]}"
         else:
             reason = f"{world_size[1]}={size} is no multiple of {local_world_size[1]}={each}"
-    node, node_source = variables.number(*node_rank)
     if nodes and node is None:
         node_source = f"{rank[1]}, {local_rank[1]}"
         if each and rank[0] % each == local_rank[0]:
@@ -87,16 +91,17 @@ def lay_out_torch(
     rank = variables.require("RANK", launcher)
     local_rank = variables.require("LOCAL_RANK", launcher)
     local_size, local_size_source = variables.number("LOCAL_WORLD_SIZE")
-    nodes, nodes_source = variables.number(*num_nodes)
-    address = variables.get("MASTER_ADDR")
     guess = None
-    if local_size is None and nodes and size % nodes == 0:
-        local_size, local_size_source = size // nodes, f"WORLD_SIZE / {nodes_source}"
-    elif local_size is None and nodes is None and (address is None or is_loopback(address)):
-        local_size, local_size_source = size, "WORLD_SIZE"
-    elif local_size is None:
-        local_size = guess = _guess_local_world_size(size, rank, local_rank)
-        local_size_source = "RANK, WORLD_SIZE, LOCAL_RANK"
+    if local_size is None:
+        nodes, nodes_source = (1, "WORLD_SIZE") if size == 1 else variables.number(*num_nodes)
+        address = variables.get("MASTER_ADDR")
+        if nodes and size % nodes == 0:
+            local_size, local_size_source = size // nodes, f"WORLD_SIZE / {nodes_source}"
+        elif nodes is None and (address is None or is_loopback(address)):
+            local_size, local_size_source = size, "WORLD_SIZE"
+        else:
+            local_size = guess = _guess_local_world_size(size, rank, local_rank)
+            local_size_source = "RANK, WORLD_SIZE, LOCAL_RANK"
     ranks = lay_out(
         variables,
         launcher,
@@ -135,8 +140,10 @@ def _guess_local_world_size(size: int, rank: int, local_rank: int) -> int:
 
 def name_by_job(variables: Variables, ranks: Ranks) -> None:
     """Name the world, for its port, by the Slurm job alone: its ranks may be in several steps."""
+    if ranks.world_size == 1:
+        return  # no other rank has to come to the same port
     job, name = variables.number("SLURM_JOB_ID", "SLURM_JOBID")
-    if job is not None and ranks.world_size > 1:
+    if job is not None:
         ranks.port_key = (job, 0)
         ranks.port_key_source = name
 
