@@ -136,15 +136,14 @@ def test_the_end_of_a_step_is_found_in_a_ranks_log(run: Path) -> None:
 
 
 def test_a_rank_that_died_with_its_job_did_not_fail_by_itself(run: Path) -> None:
-    (run / "logs/srun.log").write_text("srun: error: node02: task 1: Terminated\n")
-    (run / "logs/batch.log").write_text(
-        "slurmstepd: error: *** JOB 9 ON node01 CANCELLED AT 2026-11-30T22:09:00 ***\n"
-    )
-    assert packed(run, 143).returncode == 130
+    messages = run / "logs/srun.log"
+    messages.write_text("srun: error: node02: task 1: Terminated\n")
     with (run / "logs/rank-0.log").open("a") as log:
         log.write(f"{CANCELLED} DUE TO TIME LIMIT ***\n")
-    (run / "logs/batch.log").unlink()
     assert packed(run, 143).returncode == 124
+    with messages.open("a") as log:
+        log.write("slurmstepd: error: *** JOB 9 ON node01 CANCELLED AT 2026-11-30T22:09:00 ***\n")
+    assert packed(run, 143).returncode == 130
     (run / "logs/srun.log").write_text("srun: error: node02: task 1: Exited with exit code 3\n")
     assert packed(run, 143).returncode == 3, "a rank's own exit code is its own"
 

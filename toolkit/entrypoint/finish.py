@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
     Json = Dict[str, Any]
 
-#: What srun and slurmstepd said, relative to the run directory: under ``toolkit run``, and in a
-#: batch job, whose own words stand there too.
-SRUN_LOG = "logs/srun.log"
-BATCH_LOG = "logs/batch.log"
+SRUN_LOG = "logs/srun.log"  #: what srun, slurmstepd and a batch script said, in the run directory
 LAST_LINES = 10
 CANCELLED = 130
 
@@ -253,9 +250,7 @@ def _explained(run_dir: str, found: Json) -> Json:
 
 def messages(run_dir: str) -> List[str]:
     """What srun said, then what slurmstepd wrote into the ranks' logs: how a step ended."""
-    lines = [
-        line for name in (SRUN_LOG, BATCH_LOG) for line in read_lines(os.path.join(run_dir, name))
-    ]
+    lines = read_lines(os.path.join(run_dir, SRUN_LOG))
     for name in sorted(os.listdir(os.path.join(run_dir, "logs"))):
         if name.startswith("rank-"):
             tail = last_lines(os.path.join(run_dir, "logs", name), 50)
