@@ -281,8 +281,9 @@ def test_an_ordinary_user_can_do_it(shared: Path) -> None:
         pytest.skip("this machine has no /usr/bin/python3")
     repository = Path(__file__).parents[2]
     site = shared / "site"
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", site, repository]
-    subprocess.run([*install, "-c", repository / "constraints.txt"], timeout=LIMIT, check=True)
+    install = [sys.executable, "-m", "pip", "install", "--quiet", f"--target={site}"]
+    install += [f"--constraint={repository / 'constraints.txt'}", str(repository)]
+    subprocess.run(install, timeout=LIMIT, check=True)
     shared.chmod(0o777)
     start = f"{python} -c 'from toolkit.cli import main; main()'"
     command = f"cd {shared} && {start} run -N 2 -- id -un && {start} status"

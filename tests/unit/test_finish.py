@@ -43,6 +43,13 @@ def failure(text: str, started: bool = True) -> dict[str, object]:
             1,
             137,
         ),
+        (
+            """slurmstepd-node02: error: StepId=2.0 exceeded memory limit (9 > 8), being killed
+            srun: Exceeded job memory limit
+            srun: error: node02: task 1: Killed""",
+            1,
+            137,
+        ),
     ],
 )
 def test_the_first_failing_rank_counts_and_not_those_it_took_along(
@@ -63,6 +70,11 @@ def test_the_first_failing_rank_counts_and_not_those_it_took_along(
         ("srun: error: Node failure on node02\nsrun: error: node01: task 0: Terminated", 75),
         ("slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2026-11-30T22:09:00 ***", 130),
         ("srun: error: Unable to allocate resources: Invalid partition name specified", 78),
+        (
+            """srun: Job has been cancelled
+            srun: error: Unable to allocate resources: Job/step already completing or completed""",
+            130,
+        ),
         ("srun: fatal: Could not establish a configuration source", 78),
         ("srun: error: Application launch failed: Unspecified error\nsrun: Job step aborted", 78),
     ],

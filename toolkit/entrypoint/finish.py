@@ -30,7 +30,8 @@ _ENDED = re.compile(
 )
 # Not a bare "STEP … CANCELLED": that is also how the other ranks of a failed one are ended.
 _ENDED_BY_SLURM = re.compile(r"\*\*\* JOB \d+.* CANCELLED AT|CANCELLED AT \S+ DUE TO ")
-_OOM = re.compile(r"[Oo]ut [Oo]f [Mm]emory|oom[-_]kill|OOM Killed")
+_OOM = re.compile(r"[Oo]ut [Oo]f [Mm]emory|oom[-_]kill|OOM Killed|xceeded (?:job )?memory limit")
+_CANCELLED_IN_QUEUE = "srun: Job has been cancelled"
 _NODE = re.compile(r"[Nn]ode failure on (\S+)")
 _CONTAINER = re.compile(r"pyxis: |spank_pyxis|execve\(\): |couldn't chdir to")
 _BOILERPLATE = re.compile(  # stands around the line that says why
@@ -114,6 +115,8 @@ def _slurm_failure(line: str) -> Optional[Json]:
     node = _NODE.search(line)
     if node is not None:
         return failure("slurm", "lost node " + node.group(1).rstrip("."), 75)
+    if _CANCELLED_IN_QUEUE in line:
+        return failure("slurm", "was cancelled in the queue", CANCELLED)
     ended = _ENDED.search(line)
     if ended is None:
         return None
