@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.errors import UsageError
 from toolkit.image import reference
+from toolkit.slurm.environment import RUN_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
     from toolkit.job import JobSpec
 
-#: Where the run directory is in every container. No host has such a path, so a site that ignores
-#: --container-image fails at once instead of running outside of the image.
-RUN_DIR = "/toolkit-run"
 WORKSPACE = "/workspace"  #: where the current directory goes when no mounts are given
 
 _FLAGS = re.compile(r"[A-Za-z][\w.=-]*(?:[+,][A-Za-z][\w.=-]*)*")

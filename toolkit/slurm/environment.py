@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
     from toolkit.job import JobSpec
 
+#: Where the run directory is in every container. No host has such a path, so a site that ignores
+#: --container-image fails at once instead of running outside of the image.
+RUN_DIR = "/toolkit-run"
+
 #: What launchers and their plugins leave behind. pyxis takes PYXIS_CONTAINER_IMAGE and the like as
 #: options, which would put a job without a container into one.
 _LAUNCHERS = (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from toolkit import run_dir as run_dirs
 from toolkit.errors import UsageError
-from toolkit.slurm import container, environment
+from toolkit.slurm import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -106,7 +106,7 @@ def compose(
     """
     _no_nul(spec)
     inside = spec.container_image is not None
-    seen = container.RUN_DIR if inside else run_dir
+    seen = environment.RUN_DIR if inside else run_dir
     env = environment.variables(spec, seen, fresh)
     flags = _resources(spec, kind, job_id)
     if hosts:
@@ -118,6 +118,8 @@ def compose(
     notes: list[str] = []
     if inside:
         unset = environment.outer(environ, spec, step=kind == "step")
+        from toolkit.slurm import container  # noqa: PLC0415 - milliseconds that others need not pay
+
         made = container.compose(
             spec,
             run_dir,

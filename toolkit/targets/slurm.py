@@ -12,7 +12,7 @@ from toolkit import run_dir as run_dirs
 from toolkit.entrypoint import finish
 from toolkit.errors import UnavailableError
 from toolkit.job import Outcome, Plan, Process
-from toolkit.slurm import container, environment, probe, queue, sbatch, srun
+from toolkit.slurm import environment, probe, srun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -123,6 +123,8 @@ def submit_plan(
     It always makes a new job, to which nothing of a job around it is passed on. Arguments and
     errors are those of :func:`compose`.
     """
+    from toolkit.slurm import sbatch  # noqa: PLC0415 - a dry run of toolkit run does without
+
     environment.require(spec, environ)
     text, notes = sbatch.script(spec, path, cwd=cwd, environ=environ, python=python, exists=exists)
     return Plan(
@@ -197,6 +199,8 @@ def submit(plan: Plan, run: RunDir, environ: Mapping[str, str]) -> str:
 
 def stale(job_id: str, environ: Mapping[str, str]) -> str | None:
     """Why a job id in the environment is that of no running job; None where it may be one."""
+    from toolkit.slurm import queue  # noqa: PLC0415 - only in an allocation
+
     job = queue.status(job_id, environ)
     if job is not None:
         why = None if job.state == "RUNNING" else f"is {job.state.lower()}"
@@ -209,6 +213,8 @@ def _about_path(spec: JobSpec, path: Path) -> list[str]:
     """Check that the run directory can be mounted, where it has to be."""
     if spec.container_image is None:
         return []
+    from toolkit.slurm import container  # noqa: PLC0415 - milliseconds that others need not pay
+
     container.passable(str(path), "the run directory")
     if any(character.isspace() for character in str(path)):
         return [f"{path}: white space in a mount needs pyxis 0.24 or newer"]
