@@ -44,6 +44,7 @@ def _main(
 
 
 add_job_command(app, "run", run.run)
+add_job_command(app, "submit", run.submit, batch=True)
 for command in (runs.status, runs.logs, runs.cancel):
     app.command()(command)
 

@@ -58,7 +58,7 @@ class SAGE(nn.Module):
             if i > 0:
                 x = self.dropout(functional.relu(x))
             # The mean over the neighbours is one product with a sparse matrix, before the linear
-            # map; the targets are the first of the sources.
+            # map. The targets are the first of the sources.
             x = layer((x, x[: matrix.size(0)]), matrix)
         return x
 
@@ -136,10 +136,15 @@ def train(ranks: Ranks, graph: Graph, options: argparse.Namespace, metrics: Metr
     dropped = len(train_nodes) - len(share_of_rank) * world.world_size
     metrics.say(
         f"{options.model} on {options.dataset}: {graph.num_nodes} nodes, {graph.num_edges} edges, "
-        f"{graph.num_classes} classes; world size {world.world_size} on {world.num_nodes} node(s), "
-        f"{device.type}; {steps} steps an epoch, {global_batch} seeds a step over all ranks, "
-        f"{dropped} of {len(train_nodes)} training nodes dropped an epoch to keep the steps equal; "
-        f"learning rate {rate:.2g}"
+        f"{graph.num_features} features, {graph.num_classes} classes"
+    )
+    metrics.say(
+        f"world size {world.world_size} on {world.num_nodes} node(s), {device.type}, "
+        f"sampler {type(batches.sampler).__name__}"
+    )
+    metrics.say(
+        f"{steps} steps an epoch of {global_batch} seeds over all ranks, learning rate {rate:.2g}; "
+        f"{dropped} of {len(train_nodes)} training nodes dropped an epoch to keep the steps equal"
     )
 
     losses, peak_pss = [], PeakPss(ranks)

@@ -17,7 +17,7 @@ tester=tester
 memory_cgroup=/sys/fs/cgroup/memory/toolkit-testbed-slurm
 packages=(slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge slurmdbd mariadb-server-core mariadb-client-core iproute2)
 clients=(srun sbatch salloc squeue sinfo scontrol scancel sacct sacctmgr sprio sstat)
-root_packages=(util-linux procps hostname python3 jq squashfs-tools squashfuse fuse3 gawk curl parallel zstd pigz)
+root_packages=(util-linux bsdextrautils procps hostname python3 jq squashfs-tools squashfuse fuse3 gawk curl parallel zstd pigz)
 declare -A suite=([22.05]=bookworm [24.11]=trixie)
 hosts=(ctl node01 node02)
 declare -A octet=([login]=1 [ctl]=2 [node01]=11 [node02]=12)
@@ -93,7 +93,6 @@ healthy() {
 # ---- up
 
 check_machine() {
-	[ "$(id -u)" = 0 ] || cannot "the Slurm test bed needs root: it makes network and mount namespaces"
 	command -v apt-get >/dev/null || cannot "the Slurm test bed is made of Debian packages, and this machine has no apt-get"
 	unshare --mount --net --uts --ipc --pid --fork true 2>/dev/null ||
 		cannot "this machine lets root make no namespaces (a container needs --privileged)"
@@ -156,7 +155,7 @@ write_config() {
 		SlurmUser=root
 		AuthType=auth/munge
 		# A requeued job waits until the credential of its last run has expired: 2 minutes by default.
-		AuthInfo=socket=$run/munge.socket,cred_expire=20
+		AuthInfo=socket=$run/munge.socket,cred_expire=10
 		CredType=cred/munge
 		StateSaveLocation=$bed/state
 		SlurmdSpoolDir=$bed/spool/%n
@@ -182,6 +181,8 @@ write_config() {
 		AccountingStorageHost=ctl
 		AccountingStoragePass=$run/munge.socket
 		AccountingStorageTRES=gres/gpu
+		# As on most sites: a job needs an account that its user is in.
+		AccountingStorageEnforce=associations
 		JobAcctGatherType=jobacct_gather/linux
 		JobAcctGatherFrequency=task=1
 
@@ -192,7 +193,8 @@ write_config() {
 		NodeName=node02 NodeAddr=$subnet.${octet[node02]} CPUs=8 RealMemory=32000 Gres=gpu:fake:2
 		PartitionName=main Nodes=node01,node02 Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=5
 		PartitionName=short Nodes=node01,node02 MaxTime=1 PriorityTier=1
-		# What is submitted to 'urgent' takes the nodes from jobs in the others, which are requeued.
+		# What is submitted to 'urgent' takes the nodes from jobs in the others, which are requeued: they
+		# get SIGTERM at once, and are killed after GraceTime, rounded up to Slurm's check every 30 s.
 		PreemptType=preempt/partition_prio
 		PreemptMode=REQUEUE
 		PartitionName=urgent Nodes=node01,node02 MaxTime=INFINITE PriorityTier=10
@@ -209,6 +211,7 @@ write_config() {
 configure_memory_limits() {
 	local cgroup=$memory_cgroup
 	if [ -w "$(dirname "$cgroup")/cgroup.procs" ] && mkdir -p "$cgroup"/node0{1,2} 2>/dev/null; then
+		memory_limit=cgroup
 		echo "TaskPlugin=task/cgroup" >>"$bed/etc/slurm.conf"
 		cat >"$bed/etc/cgroup.conf" <<-END
 			CgroupPlugin=cgroup/v1
@@ -216,6 +219,7 @@ configure_memory_limits() {
 			ConstrainRAMSpace=yes
 		END
 	else
+		memory_limit=polling
 		cat >>"$bed/etc/slurm.conf" <<-END
 			TaskPlugin=task/none
 			JobAcctGatherParams=OverMemoryKill
@@ -245,9 +249,12 @@ configure_pyxis() {
 
 # The root file system of another release, made once.
 make_root() {
-	if [ ! -e "$1" ]; then
+	local wanted="${packages[*]} ${root_packages[*]}"
+	if [ "$(cat "$1.packages" 2>/dev/null)" != "$wanted" ]; then
+		rm -rf "$1"
 		make_tree "${suite[$release]}" "$1.part" "${packages[@]}" "${root_packages[@]}"
 		mv "$1.part" "$1"
+		echo "$wanted" >"$1.packages"
 	fi
 }
 
@@ -293,7 +300,7 @@ foreign_program() {
 	lib=$(echo "$root"/usr/lib/*-linux-gnu)
 	cat >"$bed/bin/${program##*/}" <<-END
 		#!/bin/sh
-		exec $(echo "$root"/lib*/ld-linux-*.so.?) --library-path $lib/slurm-wlm:$lib $root$program "\$@"
+		exec $(echo "$root"/lib*/ld-linux-*.so.?) --argv0 ${program##*/} --library-path $lib/slurm-wlm:$lib $root$program "\$@"
 	END
 	chmod 755 "$bed/bin/${program##*/}"
 }
@@ -360,7 +367,7 @@ register() {
 }
 
 up() {
-	local subnet pyxis root=/ plugin_dir='' current host tool pid begun=$SECONDS
+	local subnet pyxis root=/ plugin_dir='' memory_limit current host tool pid begun=$SECONDS
 	if healthy; then
 		current=$(cat "$bed/release")
 		if [ "${release:-$current}" != "$current" ]; then
@@ -425,6 +432,7 @@ up() {
 		export TOOLKIT_TESTBED_USER=$tester
 		export TOOLKIT_TESTBED_SHARED=$STATE/shared
 		export TOOLKIT_TESTBED_PYXIS=$pyxis
+		export TOOLKIT_TESTBED_MEMORY_LIMIT=$memory_limit
 	END
 	# Where the clients of this release are not the machine's own.
 	if [ "$root" != / ]; then echo "export PATH=$bed/bin:\$PATH" >>"$STATE/env.slurm"; fi
@@ -488,6 +496,7 @@ fi
 export SLURM_CONF=$bed/etc/slurm.conf
 case $verb in
 up)
+	[ "$(id -u)" = 0 ] || cannot "the Slurm test bed needs root: it makes network and mount namespaces"
 	one_at_a_time slurm
 	up
 	;;

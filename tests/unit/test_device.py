@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.entrypoint import EntrypointError
@@ -94,6 +94,7 @@ def test_an_unknown_backend_is_an_error() -> None:
         choose_device(1, 0, 1, backend="mpi")
 
 
+@settings(deadline=None)
 @given(st.integers(0, 16), st.integers(1, 16), st.data())
 def test_ranks_of_a_node_never_share_a_gpu_under_nccl(
     visible: int, size: int, data: st.DataObject

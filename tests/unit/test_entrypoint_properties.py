@@ -148,6 +148,7 @@ def test_the_ranks_of_a_step_agree_and_each_has_its_own_place(
     assert len({world.master_port for world in worlds}) == 1
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6))
 def test_every_distribution_fills_every_place_once(layout: list[int]) -> None:
     places = {(node, local) for node, tasks in enumerate(layout) for local in range(tasks)}

@@ -38,8 +38,15 @@ def failure(text: str, started: bool = True) -> dict[str, object]:
         (f"srun: error: node02: task 1: Aborted\n{KILLED_PEERS}", 1, 134),
         (f"srun: error: node02: task 1: Out Of Memory\n{KILLED_PEERS}", 1, 137),
         (
-            "srun: error: node02: task 1: Killed\n"
-            "slurmstepd-node02: error: Detected 1 oom-kill event(s) in StepId=2.0.",
+            """srun: error: node02: task 1: Killed
+            slurmstepd-node02: error: Detected 1 oom-kill event(s) in StepId=2.0.""",
+            1,
+            137,
+        ),
+        (
+            """slurmstepd-node02: error: StepId=2.0 exceeded memory limit (9 > 8), being killed
+            srun: Exceeded job memory limit
+            srun: error: node02: task 1: Killed""",
             1,
             137,
         ),
@@ -63,6 +70,11 @@ def test_the_first_failing_rank_counts_and_not_those_it_took_along(
         ("srun: error: Node failure on node02\nsrun: error: node01: task 0: Terminated", 75),
         ("slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2026-11-30T22:09:00 ***", 130),
         ("srun: error: Unable to allocate resources: Invalid partition name specified", 78),
+        (
+            """srun: Job has been cancelled
+            srun: error: Unable to allocate resources: Job/step already completing or completed""",
+            130,
+        ),
         ("srun: fatal: Could not establish a configuration source", 78),
         ("srun: error: Application launch failed: Unspecified error\nsrun: Job step aborted", 78),
     ],
@@ -74,12 +86,14 @@ def test_what_slurm_ended_is_slurms(text: str, code: int) -> None:
 
 def test_a_container_that_did_not_start_is_told_from_a_program_that_failed() -> None:
     text = """\
-slurmstepd-node01: error: pyxis: child 801 failed with error code: 1
-slurmstepd-node01: error: pyxis: No such file or directory: /images/none.sqsh
+slurmstepd-node01: error: pyxis: container start failed with error code: 1
+slurmstepd-node01: error: pyxis: printing enroot log file:
+slurmstepd-node01: error: pyxis:     [ERROR] Invalid argument: /images/none.sqsh
+slurmstepd-node01: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1
 srun: error: node01: task 0: Exited with exit code 1"""
     found = failure(text, started=False)
     assert (found["origin"], found["exit_code"]) == ("slurm", 78)
-    assert "/images/none.sqsh" in str(found["reason"])
+    assert found["reason"] == "did not start: Invalid argument: /images/none.sqsh"
     assert failure(text, started=True)["exit_code"] == 1
 
 
@@ -131,6 +145,27 @@ def test_the_end_of_a_step_is_found_in_a_ranks_log(run: Path) -> None:
     with (run / "logs/rank-0.log").open("a") as log:
         log.write(f"{CANCELLED} DUE TO TIME LIMIT ***\n")
     assert packed(run, 143).returncode == 124
+
+
+def test_a_rank_that_died_with_its_job_did_not_fail_by_itself(run: Path) -> None:
+    messages = run / "logs/srun.log"
+    messages.write_text("srun: error: node02: task 1: Terminated\n")
+    with (run / "logs/rank-0.log").open("a") as log:
+        log.write(f"{CANCELLED} DUE TO TIME LIMIT ***\n")
+    assert packed(run, 143).returncode == 124
+    with messages.open("a") as log:
+        log.write("slurmstepd: error: *** JOB 9 ON node01 CANCELLED AT 2026-11-30T22:09:00 ***\n")
+    assert packed(run, 143).returncode == 130
+    (run / "logs/srun.log").write_text("srun: error: node02: task 1: Exited with exit code 3\n")
+    assert packed(run, 143).returncode == 3, "a rank's own exit code is its own"
+
+
+def test_a_run_directory_that_a_node_does_not_see_is_named(run: Path) -> None:
+    (run / "ranks/1.json").unlink()
+    (run / "logs/rank-1.log").write_text("python3: can't open file '/x/entrypoint.pyz': [Errno 2]")
+    (run / "logs/srun.log").write_text("srun: error: node02: task 1: Exited with exit code 2\n")
+    assert packed(run, 2).returncode == 78
+    assert str(run) in json.loads((run / "result.json").read_text())["failure"]["reason"]
 
 
 def test_success_is_recorded_too(run: Path) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import tempfile
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.entrypoint import EntrypointError
@@ -45,6 +50,17 @@ from toolkit.entrypoint.hostlist import LIMIT, expand, tasks_per_node
         pytest.param("a,,b,", ["a", "b"], id="empty-items-dropped-as-slurm-does"),
         pytest.param("a, b\tc\n", ["a", "b", "c"], id="any-white-space"),
         pytest.param("a[1][2][3-4]", ["a123", "a124"], id="adjacent-brackets"),
+        pytest.param(
+            "a[1-2]b[3-4]c[5-6]",  # as scontrol of Slurm 22.05 and 24.11 prints it
+            ["a1b3c5", "a1b3c6", "a2b3c5", "a2b3c6", "a1b4c5", "a1b4c6", "a2b4c5", "a2b4c6"],
+            id="three-brackets",
+        ),
+        pytest.param(
+            "a[1-2][3,5][7][8-9]z",
+            ["a1378z", "a1379z", "a2378z", "a2379z", "a1578z", "a1579z", "a2578z", "a2579z"],
+            id="four-brackets",
+        ),
+        pytest.param("a[1-2][3-4][9]", ["a139", "a239", "a149", "a249"], id="last-of-one-value"),
         pytest.param("n[9-011]", ["n9", "n10", "n11"], id="width-of-the-lower-bound"),
     ],
 )
@@ -114,6 +130,7 @@ NAME = st.text("abcxyz-_.", min_size=1, max_size=5)
 NUMBER = st.integers(0, 3000)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(NAME, NUMBER, st.integers(0, 20), st.integers(1, 6)), min_size=1))
 def test_a_written_range_reads_back(parts: list[tuple[str, int, int, int]]) -> None:
     expression = ",".join(f"{p}[{low:0{w}}-{low + n:0{w}}]" for p, low, n, w in parts)
@@ -121,6 +138,36 @@ def test_a_written_range_reads_back(parts: list[tuple[str, int, int, int]]) -> N
     assert expand(expression) == expected
 
 
+BRACKET = st.lists(st.tuples(NUMBER, st.integers(0, 4), st.integers(1, 4)), min_size=1, max_size=3)
+ITEM = st.tuples(st.sampled_from(["n", "node-", "a_b", "x12y"]), st.lists(BRACKET, max_size=3))
+
+
+@pytest.mark.skipif(shutil.which("scontrol") is None, reason="Slurm's scontrol is not installed")
+@settings(max_examples=40, deadline=None)
+@given(st.lists(ITEM, min_size=1, max_size=3), st.sampled_from([",", " "]))
+def test_scontrol_agrees(
+    items: list[tuple[str, list[list[tuple[int, int, int]]]]], separator: str
+) -> None:
+    def bracket(ranges: list[tuple[int, int, int]]) -> str:
+        return "[" + ",".join(f"{low:0{w}}-{low + n:0{w}}" for low, n, w in ranges) + "]"
+
+    # No suffix after the last bracket: 22.05 does not take it, 24.11 does.
+    expression = separator.join(name + "z".join(map(bracket, rest)) for name, rest in items)
+    with tempfile.NamedTemporaryFile("w", suffix=".conf") as conf:
+        conf.write("ClusterName=test\nSlurmctldHost=localhost\nNodeName=n1\n")
+        conf.write("PartitionName=p Nodes=n1\n")
+        conf.flush()
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", expression],
+            env={**os.environ, "SLURM_CONF": conf.name},
+            capture_output=True,
+            check=True,
+            timeout=30,
+        )
+    assert expand(expression) == done.stdout.decode().split()
+
+
+@settings(deadline=None)
 @given(st.text("n01-9[],() x\t", max_size=40) | st.text(max_size=40))
 def test_any_text_is_a_list_of_clean_names_or_a_clean_error(expression: str) -> None:
     try:

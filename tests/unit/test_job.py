@@ -36,7 +36,7 @@ def spec(command: tuple[str, ...] = (), workload: str | None = None, **options: 
     ],
 )
 def test_tutorial_flags_become_the_per_node_form(
-    options: dict[str, int], nodes: int, per_node: int, gpus: int | None
+    options: dict[str, Any], nodes: int, per_node: int, gpus: int | None
 ) -> None:
     found = spec(**options)
     assert (found.nodes, found.ntasks_per_node, found.gpus_per_node) == (nodes, per_node, gpus)

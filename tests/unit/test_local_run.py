@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-TOOLKIT = Path(sys.executable).with_name("toolkit")
+TOOLKIT = str(Path(sys.executable).with_name("toolkit"))
 SHOW = (
     "import os; print(*(os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'NODE_RANK')))"
 )

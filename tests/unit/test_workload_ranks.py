@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 import threading
 import time
+from argparse import Namespace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from toolkit.entrypoint import World, resolve
+from workloads import datasets
 from workloads.common import ranks as module
 from workloads.common.errors import WorkloadError
 from workloads.common.ranks import RankError, Ranks
+from workloads.datasets import Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    import pytest
+    from pathlib import Path
 
 
 def worlds(nodes: int, tasks: int) -> list[World]:
@@ -184,3 +187,25 @@ def test_an_error_is_said_first_by_the_rank_that_met_it(
     assert (code, said, took > 0.9) == (5, "sage: rank 1 ended the run: disk full\n", True)
     code, said, _ = fail(torch.distributed.DistNetworkError("reset\nC++ trace"))
     assert (code, said) == (76, "sage: rank 0 lost the other ranks: reset\n")
+
+
+@pytest.mark.parametrize("fault", [ZeroDivisionError("a bug"), MemoryError("99 TB"), OSError(28)])
+def test_whatever_stops_a_writer_stops_all(
+    tmp_path: Path, fault: Exception, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def build(folder: Path) -> None:
+        (folder / "half").touch()
+        raise fault
+
+    store = HashStore()
+    options = Namespace(data_dir=tmp_path, data_timeout=30.0)
+
+    def call(world: World) -> None:
+        datasets.load(Ranks(world, torch.device("cpu"), store), Recipe("data", build), options)
+
+    for error in on_all(call, 2, 2):
+        assert isinstance(error, RankError)
+        assert error.rank in (0, 2)
+        assert str(fault.args[0]) in str(error)
+    assert ("Traceback" in capfd.readouterr().err) == isinstance(fault, ZeroDivisionError)
+    assert list(tmp_path.iterdir()) == []

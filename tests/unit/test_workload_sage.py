@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import warnings
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +24,6 @@ with warnings.catch_warnings():
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 SMALL = [
     *("sage", "--dataset", "planted", "--num-nodes", "400", "--num-edges", "4000"),
@@ -50,19 +52,22 @@ def assert_ended_clearly(result: Result, code: int, *texts: str) -> None:
 
 
 def train_debian(
-    model: str, data: Path, folder: Path
+    model: str, data: Path, folder: Path, *options: str
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Train as a user does: the main job, on two "nodes" of two ranks."""
     folder.mkdir()
-    result = run_ranks(
-        *(2, 2),
-        ["sage", "--model", model, "--data-dir", str(data)],
-        folder=folder,
-        environ={"TOOLKIT_RUN_DIR": str(folder)},
+    toolkit = Path(sys.executable).with_name("toolkit")
+    run = ("run", "--on", "local", "--nodes", "2", "--ntasks-per-node", "2", "--json")
+    workload = ("sage", "--model", model, "--data-dir", str(data), *options)
+    ran = subprocess.run(
+        [toolkit, *run, *workload], cwd=folder, capture_output=True, text=True, check=False
     )
-    assert result.codes == [0] * 4, result.err
-    assert result.out[1:] == [""] * 3  # progress comes from rank 0 alone
-    assert result.err == [""] * 4
-    return read_metrics(folder)
+    assert ran.returncode == 0, ran.stderr
+    assert all(line.startswith(("toolkit: ", "[rank 0] ")) for line in ran.stderr.splitlines())
+    result = json.loads(ran.stdout)
+    assert (result["world_size"], result["num_nodes"], result["failure"]) == (4, 2, None)
+    lines, _ = read_metrics(folder / "runs/latest")
+    return lines, result["metrics"]
 
 
 def test_debian_is_learnt_by_its_edges(data: Path, tmp_path: Path) -> None:
@@ -83,6 +88,15 @@ def test_debian_is_learnt_by_its_edges(data: Path, tmp_path: Path) -> None:
     accuracies = [line for line in lines[:-1] if "val_accuracy" in line]
     assert [line["epoch"] for line in accuracies] == list(range(1, 9))
     assert all("train_accuracy" in line for line in accuracies)
+
+
+@pytest.mark.skipif(find_spec("pyg_lib") is None, reason="pyg-lib is not installed")
+def test_pyg_lib_reaches_the_same_accuracy(data: Path, tmp_path: Path) -> None:
+    accuracy = [
+        train_debian("sage", data, tmp_path / sampler, "--sampler", sampler)[1]["test_accuracy"]
+        for sampler in ("torch", "pyg-lib")
+    ]
+    assert abs(accuracy[0] - accuracy[1]) < 0.01
 
 
 def test_case_10_1_a_training_set_that_does_not_divide(data: Path, tmp_path: Path) -> None:
@@ -269,6 +283,7 @@ def test_a_wrong_option_is_said_once(tmp_path: Path) -> None:
         (["--lr", "inf"], "'inf' is not a number above 0"),
         (["--dropout", "1"], "'1' is not a number from 0 to below 1"),
         (["--data-timeout", "0"], "'0' is not a number above 0"),
+        (["--num-edges", "1" + "0" * 30], "is too large"),
         (["--seed", "-5"], "'-5' is not an integer of 0 or more"),
         (["--data-seed", "1e3"], "'1e3' is not an integer of 0 or more"),
         (["--device", "tpu"], "'tpu'"),

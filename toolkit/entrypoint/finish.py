@@ -19,15 +19,24 @@ if TYPE_CHECKING:
 
     Json = Dict[str, Any]
 
-SRUN_LOG = "logs/srun.log"  #: what srun and slurmstepd said, relative to the run directory
+SRUN_LOG = "logs/srun.log"  #: what srun, slurmstepd and a batch script said, in the run directory
 LAST_LINES = 10
+CANCELLED = 130
 
 _TASK = re.compile(r"error: (?P<host>\S+): tasks? (?P<ranks>[\d,-]+): (?P<how>.+)")
 _EXITED = re.compile(r"Exited with exit code (\d+)")
-_ENDED = re.compile(r"\*\*\* (?:JOB|STEP) .+ CANCELLED AT \S+(?: DUE TO (?P<why>[^*]+))?")
-_OOM = re.compile(r"[Oo]ut [Oo]f [Mm]emory|oom[-_]kill|OOM Killed")
+_ENDED = re.compile(
+    r"\*\*\* (?:JOB|STEP) (?P<job>\d+).* CANCELLED AT \S+(?: DUE TO (?P<why>[^*]+))?"
+)
+# Not a bare "STEP … CANCELLED": that is also how the other ranks of a failed one are ended.
+_ENDED_BY_SLURM = re.compile(r"\*\*\* JOB \d+.* CANCELLED AT|CANCELLED AT \S+ DUE TO ")
+_OOM = re.compile(r"[Oo]ut [Oo]f [Mm]emory|oom[-_]kill|OOM Killed|xceeded (?:job )?memory limit")
+_CANCELLED_IN_QUEUE = "srun: Job has been cancelled"
 _NODE = re.compile(r"[Nn]ode failure on (\S+)")
 _CONTAINER = re.compile(r"pyxis: |spank_pyxis|execve\(\): |couldn't chdir to")
+_BOILERPLATE = re.compile(  # stands around the line that says why
+    r"printing enroot log|by another task|required plugin|exited too soon|failed with error code"
+)
 _SRUN = re.compile(r"(?:srun|sbatch): (?:error|fatal): (.+)")
 
 #: What strsignal(3) calls the signals that end a task.
@@ -54,11 +63,16 @@ def first_failure(lines: Sequence[str], started: Callable[[int], bool]) -> Optio
         The ``failure`` of ``result.json``, without the last lines.
     """
     out_of_memory = any(_OOM.search(line) for line in lines)
+    # In a batch job the lines come from several files, so their order says nothing there; but a
+    # rank that died of a signal, in a job that Slurm says it ended, died of that.
+    ended = [line for line in lines if _ENDED_BY_SLURM.search(line)]
     for line in lines:
         found = first_event(line, out_of_memory=out_of_memory)
         if found is None:
             continue
         rank = found["rank"]
+        if ended and rank is not None and "by signal" in found["reason"]:
+            return _slurm_failure(ended[0])
         if rank is not None and not started(rank):
             found["origin"] = "toolkit"  # the entrypoint itself gave up, and says why in the log
             why = _container_message(lines)
@@ -101,19 +115,23 @@ def _slurm_failure(line: str) -> Optional[Json]:
     node = _NODE.search(line)
     if node is not None:
         return failure("slurm", "lost node " + node.group(1).rstrip("."), 75)
+    if _CANCELLED_IN_QUEUE in line:
+        return failure("slurm", "was cancelled in the queue", CANCELLED)
     ended = _ENDED.search(line)
     if ended is None:
         return None
     why = (ended.group("why") or "").strip()
     if not why:
-        return failure("slurm", "was cancelled", 130)
+        return failure("slurm", "was cancelled", CANCELLED)
     return failure("slurm", "was ended: " + why.lower(), _REASONS.get(why, 75))
 
 
 def _container_message(lines: Sequence[str]) -> str:
     """What kept a container or command from starting, once each, without srun's prefixes."""
-    texts = (line.strip() for line in lines if _CONTAINER.search(line))
-    return "; ".join(dict.fromkeys(re.sub(r"^.*?error: (?:pyxis: )?", "", text) for text in texts))
+    found = [line.strip() for line in lines if _CONTAINER.search(line)]
+    telling = [line for line in found if not _BOILERPLATE.search(line)] or found
+    texts = (re.sub(r"^.*?error: (?:pyxis: +)?(?:\[ERROR\] )?", "", line) for line in telling)
+    return "; ".join(dict.fromkeys(texts))
 
 
 def failure(
@@ -219,8 +237,18 @@ def judge(run_dir: str, code: int) -> Optional[Json]:
         lambda rank: os.path.exists(os.path.join(run_dir, "ranks", "%d.json" % rank)),
     )
     if found is not None:
-        return found
+        return _explained(run_dir, found)
     return failure("slurm", exit_reason(code), code if 128 < code <= 192 else 78)
+
+
+def _explained(run_dir: str, found: Json) -> Json:
+    """Say in our words what Python says where a node does not see the run directory."""
+    if found["origin"] == "toolkit" and any(
+        "can't open file" in line for line in last_lines(log(run_dir, found["rank"]))
+    ):
+        reason = "does not see %s, which must be on storage that all nodes share" % run_dir
+        found.update(reason=reason, exit_code=78)
+    return found
 
 
 def messages(run_dir: str) -> List[str]:
@@ -231,6 +259,15 @@ def messages(run_dir: str) -> List[str]:
             tail = last_lines(os.path.join(run_dir, "logs", name), 50)
             lines += [line for line in tail if line.startswith("slurmstepd")]
     return lines
+
+
+def job_id(run_dir: str) -> Optional[str]:
+    """The job that Slurm ended, as its own message names it; None where there is none."""
+    for line in messages(run_dir):
+        ended = _ENDED.search(line)
+        if ended is not None:
+            return ended.group("job")
+    return None
 
 
 def metrics(run_dir: str) -> Json:

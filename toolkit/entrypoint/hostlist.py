@@ -12,117 +12,140 @@ _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 _MAX_DIGITS = 18
 
 
-def expand(expression: str) -> list[str]:
+class Named:
+    """A text and the variable that it came from, for errors."""
+
+    def __init__(self, expression: str, source: str):
+        self.expression = expression
+        self.shown = f"{source}={quote(expression)}" if source else quote(expression)
+
+    def malformed(self, why: str) -> EntrypointError:
+        """The error for a text that cannot be read."""
+        return EntrypointError(f"{self.shown} is not a Slurm list: {why}.")
+
+    def too_many(self) -> EntrypointError:
+        """The error for a text that would fill the memory."""
+        return EntrypointError(f"{self.shown} stands for more than {LIMIT:,} hosts.")
+
+
+def expand(expression: str, source: str = "") -> list[str]:
     """The names in a Slurm host list, in order, duplicates kept.
 
     ``node[08-10,012]-ib,login1`` is node08-ib, node09-ib, node10-ib, node012-ib, login1: each
-    item of a bracket is padded to the width of its own lower bound, and of several brackets the
-    last varies fastest. Names are set apart by commas or white space.
+    item of a bracket is padded to the width of its own lower bound. Of several brackets the last
+    varies fastest. Names are set apart by commas or white space. ``source`` is the variable that
+    the expression came from, for errors.
 
     Raises:
         EntrypointError: the text is malformed, names nothing, or names more than 1,000,000 hosts.
     """
     names: list[str] = []
-    for item in _split(expression):
-        # Each part is a literal or the list of values of one bracket.
+    named = Named(expression, source)
+    for item in _split(named):
+        parts, brackets = _parts(item, named)
         total = 1
-        made = [""]
-        for part in _parts(item, expression):
+        for part in parts:
             total *= len(part)
             if len(names) + total > LIMIT:
-                raise _too_many(expression)
-            made = [head + tail for head in made for tail in part]
-        names += made
+                raise named.too_many()
+        names += _combine(parts, brackets)
     if not names:
-        raise _malformed(expression, "it names no host")
+        raise named.malformed("it names no host")
     return names
 
 
-def tasks_per_node(expression: str) -> list[int]:
+def tasks_per_node(expression: str, source: str = "") -> list[int]:
     """The tasks on each node from Slurm's form, such as ``4(x2),1`` for 4, 4 and 1.
 
     Raises:
         EntrypointError: the text is malformed, or stands for more than 1,000,000 nodes.
     """
     tasks: list[int] = []
+    named = Named(expression, source)
     for item in expression.split(","):
         count, repeated, times = item.partition("(x")
         repeat = 1
         if repeated:
             if not times.endswith(")"):
-                raise _malformed(expression, "a '(x' has no ')'")
-            repeat = _bounded(times[:-1], expression)
-        each = _bounded(count, expression)
+                raise named.malformed("a '(x' has no ')'")
+            repeat = _bounded(times[:-1], named)
+        each = _bounded(count, named)
         if each == 0 or repeat == 0:
-            raise _malformed(expression, "a count is 0")
+            raise named.malformed("a count is 0")
         if len(tasks) + repeat > LIMIT:
-            raise _too_many(expression)
+            raise named.too_many()
         tasks += [each] * repeat
     return tasks
 
 
-def _split(expression: str) -> list[str]:
+def _split(named: Named) -> list[str]:
     """Split at commas and white space outside brackets; empty items are dropped, as Slurm does."""
     items = []
     start = 0
     inside = False
-    for at, char in enumerate(expression):
+    for at, char in enumerate(named.expression):
         if char == "[":
             if inside:
-                raise _malformed(expression, "a '[' stands inside a '['")
+                raise named.malformed("a '[' stands inside a '['")
             inside = True
         elif char == "]":
             if not inside:
-                raise _malformed(expression, "a ']' has no '['")
+                raise named.malformed("a ']' has no '['")
             inside = False
         elif not inside and (char == "," or char.isspace()):
-            items.append(expression[start:at])
+            items.append(named.expression[start:at])
             start = at + 1
     if inside:
-        raise _malformed(expression, "a '[' has no ']'")
-    items.append(expression[start:])
+        raise named.malformed("a '[' has no ']'")
+    items.append(named.expression[start:])
     return [item for item in items if item]
 
 
-def _parts(item: str, expression: str) -> list[list[str]]:
-    """``a[1-2]b`` as ``[["a"], ["1", "2"], ["b"]]``."""
-    parts = []
+def _parts(item: str, named: Named) -> tuple[list[list[str]], list[int]]:
+    """``a[1-2]b`` as ``[["a"], ["1", "2"], ["b"]]``, and where in it the brackets are: ``[1]``."""
+    parts: list[list[str]] = []
+    brackets: list[int] = []
     for number, piece in enumerate(item.split("[")):
         literal = piece
         if number:
             bracket, _, literal = piece.partition("]")
-            parts.append(_bracket(bracket, expression))
+            brackets.append(len(parts))
+            parts.append(_bracket(bracket, named))
         if literal:
             if not _NAME.issuperset(literal):
-                raise _malformed(expression, f"{quote(literal)} cannot be part of a host's name")
+                raise named.malformed(f"{quote(literal)} cannot be part of a host's name")
             parts.append([literal])
-    return parts
+    return parts, brackets
 
 
-def _bracket(bracket: str, expression: str) -> list[str]:
+def _combine(parts: list[list[str]], brackets: list[int]) -> list[str]:
+    """All names of ``_parts``, in Slurm's order, measured with scontrol 22.05.8 and 24.11.5.
+
+    The last bracket is the innermost loop; around it stand the first, the second and so on, so
+    that the last but one varies slowest: a[1-2]b[3-4]c[5-6] begins a1b3c5, a1b3c6, a2b3c5.
+    """
+    rows = [[part[0] for part in parts]]
+    for at in [*reversed(brackets[:-1]), *brackets[-1:]]:
+        rows = [[*row[:at], value, *row[at + 1 :]] for row in rows for value in parts[at]]
+    return ["".join(row) for row in rows]
+
+
+def _bracket(bracket: str, named: Named) -> list[str]:
     values: list[str] = []
     for item in bracket.split(","):
         low, ranged, high = item.partition("-")
-        first = _bounded(low, expression)
-        last = _bounded(high, expression) if ranged else first
+        first = _bounded(low, named)
+        last = _bounded(high, named) if ranged else first
         if last < first:
-            raise _malformed(expression, f"the range {quote(item)} runs backwards")
+            raise named.malformed(f"the range {quote(item)} runs backwards")
         if len(values) + last - first + 1 > LIMIT:
-            raise _too_many(expression)
+            raise named.too_many()
         width = len(low)
         values += [str(value).zfill(width) for value in range(first, last + 1)]
     return values
 
 
-def _bounded(digits: str, expression: str) -> int:
+def _bounded(digits: str, named: Named) -> int:
     if digits.isascii() and digits.isdigit() and len(digits) <= _MAX_DIGITS:
         return int(digits)
-    raise _malformed(expression, f"{quote(digits)} stands where a number should")
-
-
-def _malformed(expression: str, why: str) -> EntrypointError:
-    return EntrypointError(f"{quote(expression)} is not a Slurm list: {why}.")
-
-
-def _too_many(expression: str) -> EntrypointError:
-    return EntrypointError(f"{quote(expression)} stands for more than {LIMIT:,} hosts.")
+    raise named.malformed(f"{quote(digits)} stands where a number should")

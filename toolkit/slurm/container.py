@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.errors import UsageError
 from toolkit.image import reference
+from toolkit.slurm.environment import RUN_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -21,19 +22,16 @@ if TYPE_CHECKING:
 
     from toolkit.job import JobSpec
 
-#: Where the run directory is in every container. No host has such a path, so a site that ignores
-#: --container-image fails at once instead of running outside of the image.
-RUN_DIR = "/toolkit-run"
 WORKSPACE = "/workspace"  #: where the current directory goes when no mounts are given
 
 _FLAGS = re.compile(r"[A-Za-z][\w.=-]*(?:[+,][A-Za-z][\w.=-]*)*")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-#: Options whose value is a place to write to, by how their names begin.
+#: Options whose value is a place to write to, by a word in their names; but what they read is not.
 _OUTPUT = re.compile(
-    r"-{0,2}(?:[\w.]+[.])?(?:out|save|ckpt|checkpoint|log|result|write|dump|export|tensorboard|tb)"
-    r"[\w.-]*|-o|(?:[\w.]+[.])?(?:run|work|artifact|default_root)[_-]?dir",
-    re.IGNORECASE,
+    r"(?:^|_)(?:out|save|ckpt|checkpoint|log|result|write|dump|export|tensorboard|artifact|tb(_|$))"
+    r"|(?:run|work|root)_?dir$"
 )
+_INPUT = re.compile(r"^(?:load|resume|from|init|read|input|in|pretrained)(?:_|$)")
 
 
 @dataclass(frozen=True)
@@ -179,9 +177,10 @@ def unmounted_outputs(command: Iterable[str], targets: Iterable[str]) -> list[st
         option, equals, value = word.partition("=")
         if not equals and word.startswith("-"):
             value = words[number + 1] if number + 1 < len(words) else ""
-        if not value.startswith("/") or not _OUTPUT.fullmatch(option):
+        name = re.sub("[-.]", "_", option.lstrip("-").lower())
+        if not value.startswith("/") or _INPUT.search(name):
             continue
-        if not _under(_normal(value), places):
+        if (option == "-o" or _OUTPUT.search(name)) and not _under(_normal(value), places):
             notes.append(
                 f"{option} {value} is inside the image, on no mount, where nothing can be written"
                 f" and nothing is kept: add --mount HOST_DIR:{PurePosixPath(value).parent}, or"

@@ -6,10 +6,11 @@ a job's own variables are such options to the next command typed inside it.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from toolkit.entrypoint.hostlist import tasks_per_node
+from toolkit.entrypoint.hostlist import expand, tasks_per_node
 from toolkit.entrypoint.world import EntrypointError
 from toolkit.errors import UnavailableError, UsageError
 from toolkit.job import is_secret
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from toolkit.job import JobSpec
+
+#: Where the run directory is in every container. No host has such a path, so a site that ignores
+#: --container-image fails at once instead of running outside of the image.
+RUN_DIR = "/toolkit-run"
 
 #: What launchers and their plugins leave behind. pyxis takes PYXIS_CONTAINER_IMAGE and the like as
 #: options, which would put a job without a container into one.
@@ -86,11 +91,12 @@ _READ_BY_ENTRYPOINT = (
 
 @dataclass(frozen=True)
 class Allocation:
-    """A job that we are in, from its variables. ``cpus`` is None where they do not tell."""
+    """A job that we are in, from its variables. What they do not tell is None, or empty."""
 
     job_id: str
     nodes: int | None
-    cpus: tuple[int, ...] | None  #: on each node
+    cpus: tuple[int, ...] = ()  #: of the job, on each node
+    hosts: tuple[str, ...] = ()
 
 
 def allocation(environ: Mapping[str, str]) -> Allocation | None:
@@ -102,11 +108,12 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
     if not job_id or environ.get("TOOLKIT_TARGET") == "local":
         return None
     nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or ""
-    try:
+    cpus: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    with contextlib.suppress(KeyError, EntrypointError):
         cpus = tuple(tasks_per_node(environ["SLURM_JOB_CPUS_PER_NODE"]))
-    except (KeyError, EntrypointError):
-        cpus = None
-    return Allocation(job_id, int(nodes) if nodes.isdecimal() else None, cpus)
+        hosts = tuple(expand(environ["SLURM_JOB_NODELIST"]))
+    return Allocation(job_id, int(nodes) if nodes.isdecimal() else None, cpus, hosts)
 
 
 def fits(spec: JobSpec, environ: Mapping[str, str]) -> None:
@@ -124,16 +131,34 @@ def fits(spec: JobSpec, environ: Mapping[str, str]) -> None:
             f" {job.nodes}. Ask for fewer, leave it (exit), or use toolkit submit for a new job."
         )
         raise UnavailableError(msg)
-    wanted = spec.ntasks_per_node * (spec.cpus_per_task or 1)
-    if job.cpus is not None and sum(cpus >= wanted for cpus in job.cpus) < spec.nodes:
-        enough = sorted(job.cpus, reverse=True)[: spec.nodes]
+    each = spec.cpus_per_task or 1
+    most = sorted(job.cpus, reverse=True)[: spec.nodes]
+    short = sum(most) < spec.ntasks * each
+    if spec.cpus_per_task:  # else ranks may share the CPUs of a node that got few: see uneven()
+        short = any(cpus < spec.ntasks_per_node * each for cpus in most)
+    if job.cpus and short:
         msg = (
-            f"{spec.ntasks_per_node} tasks of {spec.cpus_per_task or 1} CPUs on each of"
-            f" {spec.nodes} nodes need {wanted} CPUs a node; the allocation you are in"
-            f" (SLURM_JOB_ID={job.job_id}) has {', '.join(map(str, enough))}. Ask for fewer"
-            " (--ntasks-per-node, --cpus-per-task), or use toolkit submit for a new job."
+            f"{spec.ntasks_per_node} tasks of {each} CPUs on each of {spec.nodes} nodes do not fit"
+            f" into the allocation you are in (SLURM_JOB_ID={job.job_id}), whose nodes have"
+            f" {', '.join(map(str, most))} CPUs. Ask for fewer (--ntasks-per-node,"
+            " --cpus-per-task), or use toolkit submit for a new job."
         )
         raise UnavailableError(msg)
+
+
+def uneven(spec: JobSpec, job: Allocation) -> tuple[str, ...]:
+    """The node of each rank, where srun must be told; empty where it finds out.
+
+    ``salloc -N2 -n8`` may get 7 CPUs on one node and 1 on the other. ``--ntasks-per-node=2`` does
+    not keep srun from starting 3 ranks and 1 there.
+    """
+    if spec.launcher == "torchrun" or len(job.cpus) != len(job.hosts):
+        return ()
+    by_cpus = sorted(range(len(job.hosts)), key=lambda node: -job.cpus[node])
+    chosen = sorted(by_cpus[: spec.nodes])
+    if all(job.cpus[node] >= spec.ntasks_per_node for node in chosen):
+        return ()
+    return tuple(job.hosts[node] for node in chosen for _ in range(spec.ntasks_per_node))
 
 
 def outer(environ: Mapping[str, str], spec: JobSpec, *, step: bool = False) -> tuple[str, ...]:

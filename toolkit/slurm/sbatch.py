@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from toolkit.job import JobSpec
 
 SCRIPT = "batch.sh"  #: in the run directory
-LOG = "logs/batch.log"  #: what the script says, over all attempts; srun's messages are apart
+ELEMENT_LOG = "logs/srun-{}.log"  #: what is SRUN_LOG to an array's element, in the array's folder
 RUN_AGAIN = 75  #: exit code of a job that wants to run again
 MAX_RESTARTS = 50  #: by the script; a job that always ends with 75 must stop one day
 
@@ -34,6 +34,8 @@ DEFAULT_SIGNAL = "TERM@120"
 DEFAULT_SIGNAL_FROM_S = 600
 
 _SIGNAL = re.compile(r"(?:R:)?(?P<name>[A-Z][A-Z0-9]*|\d+)(?:@\d+)?")
+_ARRAY_ITEM = re.compile(r"(?P<first>\d+)(?:-(?P<last>\d+)(?::(?P<step>\d+))?)?", re.ASCII)
+MAX_ARRAY_INDEX = 4_000_000  # MaxArraySize allows no more: slurm.conf(5)
 _PLAIN = re.compile(r"[\w@%+=:,./^~-]+", re.ASCII)
 #: Variables with a meaning of bash's own, which an ``export`` cannot set or would change.
 # fmt: off
@@ -47,6 +49,7 @@ _BASHS_OWN = frozenset({
 #: A NUL cannot be part of an argument, so this is how a word holds a shell variable.
 _VARIABLE = re.compile("\0([A-Za-z_]+)\0")
 _RUN = "\0toolkit_run\0"
+_INDEX = "\0SLURM_ARRAY_TASK_ID\0"
 
 
 def script(
@@ -71,9 +74,9 @@ def script(
     Raises:
         UsageError: if an option cannot be written into the script's head, or contradicts it.
     """
-    if set("%\\\n") & set(str(path)):
-        msg = f"{path}: Slurm gives % and \\ a meaning of their own in the path of a log."
-        raise UsageError(f"{msg} Choose another folder with --runs DIR.")
+    if set("%\\\n'") & set(str(path)):
+        msg = f"the run directory is {path}: %, \\, ' and line breaks do not get through a batch"
+        raise UsageError(f"{msg} script to a log. Choose another folder with --runs DIR.")
     head = _head(spec, path, cwd)
     step = srun.compose(
         spec,
@@ -101,7 +104,7 @@ def script(
         "",
         *_environment(spec, step.env),
         "",
-        " \\\n\t".join([*_lines_of(step.argv), f'2>"$toolkit_run"/{SRUN_LOG}']),
+        " \\\n\t".join(_lines_of(step.argv)),
         *_end(spec, python),
     ]
     return "\n".join([*lines, ""]), tuple(notes)
@@ -110,6 +113,28 @@ def script(
 def submit_argv(path: Path) -> tuple[str, ...]:
     """The command that submits the script in the run directory ``path`` and prints the job's id."""
     return ("sbatch", "--parsable", str(path / SCRIPT))
+
+
+def array_indices(text: str) -> list[int]:
+    """The task ids of ``--array``: ``0-5``, ``1,3``, ``0-9:3``, each with an optional ``%LIMIT``.
+
+    Raises:
+        UsageError: if the text is none of these.
+    """
+    indices: dict[int, None] = {}
+    ids, percent, limit = text.partition("%")
+    for item in ids.split(","):
+        match = _ARRAY_ITEM.fullmatch(item)
+        if match is None or (percent and not limit.isdecimal()):
+            msg = f"--array {text}: write task ids such as 0-9, 1,3,5 or 0-9:3, then %LIMIT."
+            raise UsageError(msg)
+        first, last = int(match["first"]), int(match["last"] or match["first"])
+        step = int(match["step"] or 1)
+        if step == 0 or not first <= last <= MAX_ARRAY_INDEX:
+            msg = f"--array {text}: {item!r} holds no task ids, or more than Slurm can count."
+            raise UsageError(msg)
+        indices.update(dict.fromkeys(range(first, last + 1, step)))
+    return list(indices)
 
 
 def header_word(word: str) -> str:
@@ -132,7 +157,8 @@ def shell_word(word: str) -> str:
     """A word for the script's body, quoted, with its shell variables left to the shell."""
     pieces = _VARIABLE.split(word)  # literal, name, literal, …
     quoted = [
-        f'"${piece}"' if number % 2 else shlex.quote(piece)
+        # sbatch refuses a script with a carriage return before a line's end.
+        f'"${piece}"' if number % 2 else shlex.quote(piece).replace("\r", r"'$'\r''")
         for number, piece in enumerate(pieces)
         if piece
     ]
@@ -146,7 +172,7 @@ def _head(spec: JobSpec, path: Path, cwd: Path) -> list[str]:
         *srun.job_flags(spec),
         *srun.limit_flags(spec),
         f"--chdir={cwd}",
-        f"--output={path / ('logs/batch-%a.log' if spec.array else LOG)}",
+        f"--output={path / (ELEMENT_LOG.format('%a') if spec.array else SRUN_LOG)}",
         "--open-mode=append",
         "--export=ALL",
         "--requeue" if spec.requeue else "--no-requeue",
@@ -172,17 +198,20 @@ def _signal(spec: JobSpec) -> str | None:
 
 def _start(spec: JobSpec, path: Path, cwd: Path) -> list[str]:
     """Where the job runs, and its run directory; an array's element makes its own."""
-    run = shlex.quote(str(path))
-    lines = [f"toolkit_run={run}", "toolkit_restart=${SLURM_RESTART_COUNT:-0}"]
+    lines = [f"toolkit_run={shlex.quote(str(path))}", "toolkit_restart=${SLURM_RESTART_COUNT:-0}"]
     if spec.array:
-        parts = [run_dirs.ENTRYPOINT, "run.json", *(["lib"] if spec.workload else [])]
+        parts = [run_dirs.ENTRYPOINT, *(["lib"] if spec.workload else [])]
         sources = " ".join(shlex.quote(str(path / part)) for part in parts)
+        element = str(path / ELEMENT_LOG.format(_INDEX))
         lines = [
-            f'toolkit_run={run}_"$SLURM_ARRAY_TASK_ID"',
+            f"toolkit_run={shell_word(f'{path}_{_INDEX}')}",
             lines[1],
             'mkdir -p "$toolkit_run"/logs "$toolkit_run"/ranks || exit 78',
             f'cp -R {sources} "$toolkit_run"/ || exit 78',
-            f'exec >>"$toolkit_run"/{LOG} 2>&1',
+            # toolkit submit has put it there, with the element's own job id.
+            '[ -e "$toolkit_run"/run.json ] ||',
+            f'\tcp {shlex.quote(str(path / "run.json"))} "$toolkit_run"/ || exit 78',
+            f'ln -sf {shell_word(element)} "$toolkit_run"/{SRUN_LOG}',
         ]
     return [
         *lines,
@@ -190,9 +219,11 @@ def _start(spec: JobSpec, path: Path, cwd: Path) -> list[str]:
         'if [ "$toolkit_restart" -gt 0 ]; then',
         '\ttoolkit_before="$toolkit_run"/before-restart-"$toolkit_restart"',
         '\tmkdir -p "$toolkit_before"',
-        '\tmv -f "$toolkit_run"/{ranks,result*.json,logs/rank-*,logs/srun.log} "$toolkit_before"',
+        '\tmv -f "$toolkit_run"/{ranks,result*.json,logs/rank-*} "$toolkit_before" 2>/dev/null',
+        f'\tcp "$toolkit_run"/{SRUN_LOG} "$toolkit_before"',
+        f'\t: >"$toolkit_run"/{SRUN_LOG}',
         '\tmkdir "$toolkit_run"/ranks',
-        "fi 2>/dev/null",
+        "fi",
         f"cd {shlex.quote(str(cwd))} || exit 78  # Slurm goes on in /tmp where it is missing",
         'echo "toolkit: job $SLURM_JOB_ID, restart $toolkit_restart, on $SLURM_JOB_NODELIST"',
         "trap : TERM  # the ranks get it too; this script outlives them and records how they ended",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from toolkit import run_dir as run_dirs
 from toolkit.errors import UsageError
-from toolkit.slurm import container, environment
+from toolkit.slurm import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -83,6 +83,7 @@ def compose(
     environ: Mapping[str, str],
     python: str,
     job_id: str = "",
+    hosts: tuple[str, ...] = (),
     fresh: str = "",
     exists: Callable[[str], bool] = os.path.exists,
 ) -> Srun:
@@ -96,6 +97,7 @@ def compose(
         environ: the caller's environment.
         python: the interpreter outside of a container; it must be where all nodes see it.
         job_id: the job around it; for ``kind="job"`` there is none yet.
+        hosts: the node of each rank, where srun must be told.
         fresh: ends the name of the rendezvous file.
         exists: whether a path is on this machine.
 
@@ -104,9 +106,11 @@ def compose(
     """
     _no_nul(spec)
     inside = spec.container_image is not None
-    seen = container.RUN_DIR if inside else run_dir
+    seen = environment.RUN_DIR if inside else run_dir
     env = environment.variables(spec, seen, fresh)
     flags = _resources(spec, kind, job_id)
+    if hosts:
+        flags += ["--distribution=arbitrary", f"--nodelist={','.join(hosts)}"]
     if kind == "batch":
         flags += ["--open-mode=truncate", f"--output={run_dir}/{_LOG}"]
     else:
@@ -114,6 +118,8 @@ def compose(
     notes: list[str] = []
     if inside:
         unset = environment.outer(environ, spec, step=kind == "step")
+        from toolkit.slurm import container  # noqa: PLC0415 - milliseconds that others need not pay
+
         made = container.compose(
             spec,
             run_dir,

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 END_LIMIT_S = 60.0
 #: How often a waiting job's reason is asked for.
 QUEUE_POLL_S = 5.0
+#: How long ``toolkit run`` waits in the queue; who wants to wait longer submits the job.
+QUEUE_LIMIT_S = 24 * 3600.0
 
 # srun --label writes "RANK: " before each line of a rank, with zeros in front.
 _LABEL = re.compile(rb"(\d+): ?(.*)", re.DOTALL)
@@ -87,16 +89,11 @@ class _Listener:
             self._logs.clear()
 
 
-def run(
-    plan: Plan, run: RunDir, view: View, environ: Mapping[str, str], *, queue_limit_s: float
-) -> Outcome:
+def run(plan: Plan, run: RunDir, view: View, environ: Mapping[str, str]) -> Outcome:
     """Run the plan's srun to its end, whatever ends it.
 
-    The exit code is the first failing rank's own. SIGINT and SIGTERM cancel the step or job: 130.
-
-    Raises:
-        UnavailableError: if the job waits for what it can never get, or longer than the limit; it
-            is cancelled then.
+    The exit code is the first failing rank's own. SIGINT and SIGTERM cancel the step or job (130),
+    and so does a wait in the queue that cannot end or takes longer than a day (78).
     """
     (process,) = plan.processes
     begun = time.time()
@@ -120,7 +117,7 @@ def run(
                 view=view,
                 run=run,
                 env=env,
-                queue_deadline=begun + queue_limit_s,
+                queue_deadline=begun + QUEUE_LIMIT_S,
             )
         finally:
             _end(srun)
@@ -130,6 +127,8 @@ def run(
     view.poll(run)
     if failed is None:
         failed = finish.judge(str(run.path), exit_code(srun))
+        if failed is not None and failed["exit_code"] == finish.CANCELLED:
+            failed = _who_cancelled(failed, run, env)
     return Outcome(
         exit_code=failed["exit_code"] if failed else 0,
         started=begun,
@@ -176,6 +175,17 @@ def _watch(
             shown = str(found)
             view.note(shown)
     return None
+
+
+def _who_cancelled(failed: Json, run: RunDir, env: Mapping[str, str]) -> Json:
+    """Ask Slurm why it ended a step: for a preempted one, srun says no more than for scancel."""
+    job_id = finish.job_id(str(run.path))
+    job = queue.final_status(job_id, env) if job_id else None
+    if job is None or job.state not in queue.EXIT_CODES or not job.final_code:
+        return failed
+    return finish.failure(
+        "slurm", f"was ended: job {job_id} is {job.state.lower()}", job.final_code
+    )
 
 
 def _end(srun: subprocess.Popen[bytes]) -> None:

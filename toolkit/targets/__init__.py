@@ -60,19 +60,22 @@ class Target(Protocol):
         """Execute the plan and wait for its end."""
 
 
-def choose(setting: Setting | None) -> tuple[Target, str]:
+def choose(setting: Setting | None, environ: Mapping[str, str]) -> tuple[Target, str]:
     """The target that ``--on`` names, or that ``auto`` finds, and why.
 
     Raises:
         UsageError: if the name is unknown.
     """
-    name = setting.value if setting else "auto"
-    if setting is not None and name in TARGETS:
-        return _load(name), f"asked for by {setting.source}"
-    if setting is None or name == "auto":
-        return _load("local"), "no Slurm cluster can be reached from here"
-    msg = f"{setting.source}: must be auto, {', '.join(TARGETS)}."
-    raise UsageError(msg)
+    if setting is not None and setting.value in TARGETS:
+        return _load(setting.value), f"asked for by {setting.source}"
+    if setting is not None and setting.value != "auto":
+        raise UsageError(f"{setting.source}: must be auto, {', '.join(TARGETS)}.")
+    from toolkit.slurm import probe  # noqa: PLC0415 - only "auto" asks
+
+    why = probe.unreachable(environ)
+    if why is None:
+        return _load("slurm"), "a Slurm controller answers"
+    return _load("local"), f"no Slurm here: {why}"
 
 
 def _load(name: str) -> Target:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from toolkit import run_dir as run_dirs
+from toolkit.entrypoint import finish
 from toolkit.errors import UnavailableError
-from toolkit.job import Plan, Process
-from toolkit.slurm import container, environment, probe, queue, sbatch, srun
+from toolkit.job import Outcome, Plan, Process
+from toolkit.slurm import environment, probe, srun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from toolkit.job import JobSpec
+    from toolkit.run_dir import RunDir
+    from toolkit.targets import View
 
 NAME = "slurm"
+SUBMIT_TIMEOUT_S = 120
 
 
 def plan(
@@ -63,8 +69,10 @@ def compose(
     """
     environment.require(spec, environ)
     job = environment.allocation(environ) if stale is None else None
+    hosts: tuple[str, ...] = ()
     if job is not None:
         environment.fits(spec, environ)
+        hosts = environment.uneven(spec, job)
     step = srun.compose(
         spec,
         str(path),
@@ -73,6 +81,7 @@ def compose(
         environ=environ,
         python=python,
         job_id=job.job_id if job else "",
+        hosts=hosts,
         exists=exists,
     )
     notes = [*([stale] if stale else []), *_about_path(spec, path), *step.notes]
@@ -80,6 +89,11 @@ def compose(
         notes += [
             f"{flag} has no effect on a step in job {job.job_id}" for flag in srun.job_flags(spec)
         ]
+    if hosts:
+        notes.append(
+            "a node of this allocation has fewer CPUs than ranks, which share them; ask for an even"
+            f" allocation with salloc -N{spec.nodes} --ntasks-per-node={spec.ntasks_per_node}"
+        )
     unset = environment.outer(environ, spec, step=job is not None)
     return Plan(
         title=f"toolkit run: {spec.nodes} x {spec.ntasks_per_node} ranks"
@@ -109,6 +123,8 @@ def submit_plan(
     It always makes a new job, to which nothing of a job around it is passed on. Arguments and
     errors are those of :func:`compose`.
     """
+    from toolkit.slurm import sbatch  # noqa: PLC0415 - a dry run of toolkit run does without
+
     environment.require(spec, environ)
     text, notes = sbatch.script(spec, path, cwd=cwd, environ=environ, python=python, exists=exists)
     return Plan(
@@ -142,20 +158,63 @@ def check(spec: JobSpec) -> None:
         raise UnavailableError(msg)
 
 
+def run(
+    spec: JobSpec,  # noqa: ARG001 - every target's run has it
+    plan: Plan,
+    run: RunDir,
+    view: View,
+    environ: Mapping[str, str],
+) -> Outcome:
+    """Run the plan's srun to its end, whatever ends it."""
+    from toolkit.slurm import step  # noqa: PLC0415 - a dry run does without
+
+    return step.run(plan, run, view, environ)
+
+
+def submit(plan: Plan, run: RunDir, environ: Mapping[str, str]) -> str:
+    """Hand the batch script to Slurm; the id of the job.
+
+    Raises:
+        UnavailableError: if Slurm refuses it; the run directory's result says so too.
+    """
+    (process,) = plan.processes
+    begun = time.time()
+    try:
+        ran = subprocess.run(
+            process.argv, env=plan.environment(process, environ), cwd=plan.cwd,
+            capture_output=True, text=True, timeout=SUBMIT_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        said = f"sbatch did not answer within {SUBMIT_TIMEOUT_S} s; ask `squeue --me` before again"
+    else:
+        if ran.returncode == 0:
+            # --parsable prints "ID" or "ID;CLUSTER"; a site's own greeting may stand before it.
+            return ran.stdout.strip().splitlines()[-1].partition(";")[0]
+        said = "; ".join(ran.stderr.strip().splitlines())
+    code = UnavailableError.exit_code
+    refused = finish.failure("slurm", f"was not submitted: {said}", code)
+    run.finish(Outcome(code, begun, time.time(), (), refused))
+    raise UnavailableError(f"Slurm refused the job: {said}")
+
+
 def stale(job_id: str, environ: Mapping[str, str]) -> str | None:
     """Why a job id in the environment is that of no running job; None where it may be one."""
+    from toolkit.slurm import queue  # noqa: PLC0415 - only in an allocation
+
     job = queue.status(job_id, environ)
     if job is not None:
-        state = None if job.active else f"is {job.state.lower()}"
+        why = None if job.state == "RUNNING" else f"is {job.state.lower()}"
     else:
-        state = None if probe.unreachable(environ) else "is unknown to Slurm"
-    return state and f"SLURM_JOB_ID={job_id} of this shell {state}: this makes a job of its own"
+        why = None if probe.unreachable(environ) else "is unknown to Slurm"
+    return why and f"SLURM_JOB_ID={job_id} of this shell {why}: this makes a job of its own"
 
 
 def _about_path(spec: JobSpec, path: Path) -> list[str]:
     """Check that the run directory can be mounted, where it has to be."""
     if spec.container_image is None:
         return []
+    from toolkit.slurm import container  # noqa: PLC0415 - milliseconds that others need not pay
+
     container.passable(str(path), "the run directory")
     if any(character.isspace() for character in str(path)):
         return [f"{path}: white space in a mount needs pyxis 0.24 or newer"]

@@ -28,24 +28,24 @@ class Parser(argparse.ArgumentParser):
 
 
 def positive(text: str) -> int:
-    """Read an integer of 1 or more."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or more")
-    return value
+    """Read an integer of 1 or more, of at most 63 bits."""
+    return _integer(text, 1)
 
 
 def natural(text: str) -> int:
     """Read an integer of 0 or more, of at most 63 bits."""
+    return _integer(text, 0)
+
+
+def _integer(text: str, least: int) -> int:
     try:
         value = int(text)
     except ValueError:
         value = -1
-    if not 0 <= value < 2**63:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 0 or more")
+    if value >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is too large")
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of {least} or more")
     return value
 
 

@@ -92,6 +92,9 @@ def prepare(
                         _make(root, name, build, passed_over=locks)
                     continue
             _pause(deadline, timeout, root / name, check, locks)
+    except MemoryError as error:
+        msg = f"not enough memory to prepare the data set {name}: {error}"
+        raise WorkloadError(msg) from error
     except OSError as error:
         raise _unusable(root / name, error) from error
     return root / name
@@ -184,6 +187,10 @@ def _acquire(lock: Path) -> bool:
             file.write(f"{socket.gethostname()} {os.getpid()} {_machine()}\n")
     except FileExistsError:
         return False
+    except OSError:  # a full disk leaves a lock without a holder
+        with contextlib.suppress(OSError):
+            lock.unlink()
+        raise
     return True
 
 

@@ -95,13 +95,7 @@ def process_group(world: World, device: str, timeout: timedelta) -> Iterator[Ran
     Raises:
         WorkloadError: On all ranks, where one has no device that it could take.
     """
-    os.environ.update(
-        WORLD_SIZE=str(world.world_size),
-        RANK=str(world.rank),
-        LOCAL_RANK=str(world.local_rank),
-        MASTER_ADDR=world.master_addr,
-        MASTER_PORT=str(world.master_port),
-    )
+    world.export(os.environ)  # type: ignore[arg-type]  # as good as a dict
     # An error in NCCL ends the process instead of hanging it. torchrun sets this, srun does not.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if "OMP_NUM_THREADS" not in os.environ:
@@ -135,26 +129,28 @@ def _choose(store: Store, world: World, wanted: str) -> torch.device:
         return torch.device("cpu")
     visible = torch.cuda.device_count()
     uuids = _uuids(store, world, visible)
-    index, error = None, None
+    device, error = torch.device("cpu"), None
     try:
-        index = choose_device(
-            visible,
-            world.local_rank,
-            world.local_world_size,
-            uuids,
-            require_gpu=wanted == "cuda",
-            cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        ).index
+        device = torch.device(
+            choose_device(
+                visible,
+                world.local_rank,
+                world.local_world_size,
+                uuids,
+                require_gpu=wanted == "cuda",
+                cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            ).name
+        )
     except EntrypointError as failure:
         error = WorkloadError(str(failure), failure.exit_code)
-    if index is not None:
+    if device.type == "cuda":
         store.add("device/gpus", 1)
     # On one's own machine a run with more ranks than GPUs is a rehearsal, and a CPU will do.
     may_do_without = wanted == "auto" and os.environ.get("TOOLKIT_TARGET") == "local"
     _agree(store, world, "device", None if may_do_without else error, MEETING.total_seconds())
     gpus = store.add("device/gpus", 0)
-    if index is not None and gpus == world.world_size:
-        return torch.device("cuda", index)
+    if gpus in (0, world.world_size) and not error:
+        return device
     if gpus and not may_do_without:
         msg = (
             f"{gpus} of {world.world_size} ranks see a GPU and the others do not: ask for GPUs on "
@@ -247,6 +243,8 @@ def run(name: str, main: Callable[[World], None]) -> int:
     try:
         world = resolve(os.environ)
     except EntrypointError as error:
+        if error.rank:
+            time.sleep(1)
         _say(f"{name}: {error}")
         return error.exit_code
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import traceback
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -80,5 +81,9 @@ def load(ranks: Ranks, recipe: Recipe, options: Namespace) -> Graph:
         graph = open_graph(folder)
     except WorkloadError as failure:
         error = failure
+    except Exception as failure:  # noqa: BLE001 - printed, and told to all ranks
+        # A fault in the program, which must not leave the other ranks waiting either.
+        traceback.print_exc()
+        error = WorkloadError(f"the data set could not be prepared: {failure!r}", 1)
     ranks.agree("data", error, timeout=limit + 30)
     return graph

@@ -9,12 +9,12 @@ import numpy as np
 
 from workloads.common.errors import WorkloadError
 from workloads.common.graph import finish_graph, save_array, save_edges
+from workloads.datasets.make_debian import NUM_FEATURES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FILE = Path(__file__).parent / "files" / "debian12.npz"
-NUM_FEATURES = 512
 
 
 def build(folder: Path, file: Path = FILE) -> None:

@@ -1,7 +1,7 @@
 """Make ``files/debian12.npz`` from the package index of a Debian machine.
 
     apt-get update
-    python -m workloads.datasets.make_debian < <(apt-cache dumpavail) OUTPUT.npz
+    apt-cache dumpavail | python -m workloads.datasets.make_debian OUTPUT.npz
 
 The same index gives the same bytes: nothing here depends on the clock, on hash seeds or on the
 order of the index. What is taken, and what is left out, is in ``DATA.md``.

@@ -43,5 +43,5 @@ def tasks_asked_for(variables: Variables) -> tuple[int | None, str]:
     if layout:
         from toolkit.entrypoint.hostlist import tasks_per_node
 
-        return sum(tasks_per_node(layout)), name
+        return sum(tasks_per_node(layout, name)), name
     return variables.number("SLURM_NNODES", "SLURM_JOB_NUM_NODES")

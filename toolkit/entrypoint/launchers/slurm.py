@@ -29,7 +29,8 @@ def read(variables: Variables, forced: bool) -> Ranks | None:  # noqa: FBT001  a
             the like contradict it.
     """
     step_id, step_name = variables.number("SLURM_STEP_ID", "SLURM_STEPID")
-    if forced and step_id is None and not variables.get("SLURM_STEP_NUM_TASKS"):
+    marks = ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST")
+    if forced and step_id is None and not any(variables.get(mark) for mark in marks):
         raise EntrypointError(
             "TOOLKIT_LAUNCHER=slurm, but SLURM_STEP_ID is not set: this process is no task of a "
             "Slurm step; start it with srun."
@@ -123,9 +124,9 @@ class Step:
         self.variables = variables
         self.warnings: list[str] = []
         nodelist, self.names_source = variables.first("SLURM_STEP_NODELIST")
-        self.names = expand(nodelist) if nodelist else None
+        self.names = expand(nodelist, self.names_source) if nodelist else None
         tasks, self.layout_source = variables.first("SLURM_STEP_TASKS_PER_NODE")
-        layout = tasks_per_node(tasks) if tasks else None
+        layout = tasks_per_node(tasks, self.layout_source) if tasks else None
         self.num_tasks = self._count_tasks(layout)
         self.num_nodes = self._count_nodes(layout)
         if self.num_nodes[0] > self.num_tasks[0]:
@@ -167,7 +168,7 @@ class Step:
             return number, name
         text, name = self.variables.first("SLURM_TASKS_PER_NODE")
         if text:
-            return sum(tasks_per_node(text)), name
+            return sum(tasks_per_node(text, name)), name
         each, each_name = self.variables.number("SLURM_NTASKS_PER_NODE")
         nodes, nodes_name = self.variables.number("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
         if each is not None and nodes is not None:
@@ -196,11 +197,12 @@ class Step:
         if self.num_tasks[0] == 1:
             return 1, self.num_tasks[1]
         text, name = self.variables.first("SLURM_TASKS_PER_NODE")
-        if text and sum(tasks_per_node(text)) == self.num_tasks[0]:
-            return len(tasks_per_node(text)), name
+        job_layout = tasks_per_node(text, name) if text else []
+        if sum(job_layout) == self.num_tasks[0]:
+            return len(job_layout), name
         text, name = self.variables.first("SLURM_JOB_NODELIST", "SLURM_NODELIST")
         if text:
-            return len(expand(text)), name
+            return len(expand(text, name)), name
         raise EntrypointError(
             "The Slurm step does not say how many nodes it has: SLURM_STEP_NUM_NODES and "
             "SLURM_STEP_NODELIST are not set; start the command with srun.",
@@ -210,7 +212,7 @@ class Step:
     def _find_names(self) -> None:
         """Take the job's nodes where the step names none and has as many; check the step's own."""
         text, name = self.variables.first("SLURM_JOB_NODELIST", "SLURM_NODELIST")
-        job = expand(text) if text else None
+        job = expand(text, name) if text else None
         if job and not self.variables.get("SLURM_HET_SIZE"):  # there a step may span two jobs
             if self.num_nodes[0] > len(job):
                 raise self.contradiction(
@@ -248,7 +250,7 @@ class Step:
             return [tasks // nodes] * nodes
         text, name = self.variables.first("SLURM_TASKS_PER_NODE")
         # The job's layout is the step's only where it comes to the same numbers.
-        layout = tasks_per_node(text) if text else []
+        layout = tasks_per_node(text, name) if text else []
         if len(layout) == nodes and sum(layout) == tasks:
             self.layout_source = name
             return layout

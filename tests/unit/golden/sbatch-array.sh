@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --job-name=train
+#SBATCH --chdir="/home/u/run dir"
+#SBATCH --output=/home/u/runs/train-1/logs/srun-%a.log
+#SBATCH --open-mode=append
+#SBATCH --export=ALL
+#SBATCH --requeue
+#SBATCH --array=0-9%4
+# toolkit: 1 x 1 ranks
+# shellcheck disable=SC2016
+set -uo pipefail
+
+toolkit_run=/home/u/runs/train-1_"$SLURM_ARRAY_TASK_ID"
+toolkit_restart=${SLURM_RESTART_COUNT:-0}
+mkdir -p "$toolkit_run"/logs "$toolkit_run"/ranks || exit 78
+cp -R /home/u/runs/train-1/entrypoint.pyz /home/u/runs/train-1/lib "$toolkit_run"/ || exit 78
+[ -e "$toolkit_run"/run.json ] ||
+	cp /home/u/runs/train-1/run.json "$toolkit_run"/ || exit 78
+ln -sf /home/u/runs/train-1/logs/srun-"$SLURM_ARRAY_TASK_ID".log "$toolkit_run"/logs/srun.log
+if [ "$toolkit_restart" -gt 0 ]; then
+	toolkit_before="$toolkit_run"/before-restart-"$toolkit_restart"
+	mkdir -p "$toolkit_before"
+	mv -f "$toolkit_run"/{ranks,result*.json,logs/rank-*} "$toolkit_before" 2>/dev/null
+	cp "$toolkit_run"/logs/srun.log "$toolkit_before"
+	: >"$toolkit_run"/logs/srun.log
+	mkdir "$toolkit_run"/ranks
+fi
+cd '/home/u/run dir' || exit 78  # Slurm goes on in /tmp where it is missing
+echo "toolkit: job $SLURM_JOB_ID, restart $toolkit_restart, on $SLURM_JOB_NODELIST"
+trap : TERM  # the ranks get it too; this script outlives them and records how they ended
+
+unset SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_GPUS_PER_TASK SLURM_TRES_BIND SLURM_GPU_BIND  # said again below
+export TOOLKIT_TARGET=slurm
+export TOOLKIT_RUN_DIR="$toolkit_run"
+export PYTHONUNBUFFERED=1
+export TOOLKIT_INIT_METHOD=file://"$toolkit_run"/rendezvous-"$SLURM_JOB_ID"-"$toolkit_restart"
+
+srun --nodes=1 \
+	--ntasks=1 \
+	--ntasks-per-node=1 \
+	--kill-on-bad-exit=1 \
+	--export=ALL \
+	--input=none \
+	--open-mode=truncate \
+	--output="$toolkit_run"/logs/rank-%t.log \
+	/venv/bin/python -I -S "$toolkit_run"/entrypoint.pyz -- /venv/bin/python "$toolkit_run"/lib/workloads sage
+toolkit_code=$?
+
+for toolkit_python in /venv/bin/python python3; do
+	if "$toolkit_python" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null; then
+		"$toolkit_python" -I -S "$toolkit_run"/entrypoint.pyz --finish "$toolkit_run" "$toolkit_code"
+		toolkit_code=$?
+		break
+	fi
+done
+if [ "$toolkit_code" -eq 75 ] && [ "$toolkit_restart" -lt 50 ]; then
+	mv "$toolkit_run"/result.json "$toolkit_run"/result-"$toolkit_restart".json
+	scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$toolkit_code"

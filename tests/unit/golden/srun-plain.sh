@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# shellcheck disable=SC2016
+# toolkit run: 2 x 2 ranks through srun
+(
+set -euo pipefail
+cd /home/u/proj
+/venv/bin/python -P -m toolkit.run_dir /home/u/proj/runs/train-1 '{}'
+export TOOLKIT_TARGET=slurm
+export TOOLKIT_RUN_DIR=/home/u/proj/runs/train-1
+export PYTHONUNBUFFERED=1
+srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --job-name=train --kill-on-bad-exit=1 --export=ALL --input=none --label /venv/bin/python -I -S /home/u/proj/runs/train-1/entrypoint.pyz -- python train.py
+)
