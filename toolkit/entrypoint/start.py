@@ -17,8 +17,12 @@ NOT_FOUND = 127  # what a shell ends with
 NOT_EXECUTABLE = 126
 
 
-def start(world: World, command: list[str], say: Callable[[str], None]) -> int:
+def start(
+    world: World, command: list[str], say: Callable[[str], None], *, agent: bool = False
+) -> int:
     """Replace this process by ``command`` in ``world``; returns an exit code only if it cannot.
+
+    An ``agent`` is no rank: it starts the ranks of its node, each through an entrypoint of its own.
 
     Raises:
         EntrypointError: the address or port cannot be used (76), or a variable is wrong (71).
@@ -34,13 +38,13 @@ def start(world: World, command: list[str], say: Callable[[str], None]) -> int:
         world.master_port = check_rendezvous(world, variables)
     environ = dict(os.environ)
     world.export(environ)
-    if not variables.get("OMP_NUM_THREADS"):
+    if not agent and not variables.get("OMP_NUM_THREADS"):
         environ["OMP_NUM_THREADS"] = str(count_threads(world, variables, *cpus_here()))
     if not variables.get("TORCH_NCCL_ASYNC_ERROR_HANDLING"):
         # torchrun sets it, plain srun does not: without it a rank waits for a dead one for ever.
         environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
     run_dir = variables.get("TOOLKIT_RUN_DIR")
-    if run_dir:
+    if run_dir and not agent:
         from toolkit.entrypoint.record import write_record
 
         try:
