@@ -171,7 +171,7 @@ def test_a_run_directory_that_a_node_does_not_see_is_named(run: Path) -> None:
 TORCHRUN = """\
 hello 3
 W1130 22:51:04.956000 1634 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process
-E1130 22:51:04.957000 1634 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 3)
+E1130 22:51:04.957000 1634 torch/distributed/elastic/multiprocessing/api.py:1002] failed
 Failures:
 [1]:
   host      : node02

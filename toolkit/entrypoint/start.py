@@ -18,11 +18,12 @@ NOT_EXECUTABLE = 126
 
 
 def start(
-    world: World, command: list[str], say: Callable[[str], None], *, agent: bool = False
+    world: World, command: list[str], say: Callable[[str], None], *, agent_of: int = 0
 ) -> int:
     """Replace this process by ``command`` in ``world``; returns an exit code only if it cannot.
 
-    An ``agent`` is no rank: it starts the ranks of its node, each through an entrypoint of its own.
+    With ``agent_of`` the command is no rank but starts so many of them on this node, each through
+    an entrypoint of its own: the CPUs are shared among them, and they leave the records.
 
     Raises:
         EntrypointError: the address or port cannot be used (76), or a variable is wrong (71).
@@ -38,13 +39,14 @@ def start(
         world.master_port = check_rendezvous(world, variables)
     environ = dict(os.environ)
     world.export(environ)
-    if not agent and not variables.get("OMP_NUM_THREADS"):
-        environ["OMP_NUM_THREADS"] = str(count_threads(world, variables, *cpus_here()))
+    if not variables.get("OMP_NUM_THREADS"):
+        threads = count_threads(world, variables, *cpus_here())
+        environ["OMP_NUM_THREADS"] = str(max(1, threads // (agent_of or 1)))
     if not variables.get("TORCH_NCCL_ASYNC_ERROR_HANDLING"):
         # torchrun sets it, plain srun does not: without it a rank waits for a dead one for ever.
         environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
     run_dir = variables.get("TOOLKIT_RUN_DIR")
-    if run_dir and not agent:
+    if run_dir and not agent_of:
         from toolkit.entrypoint.record import write_record
 
         try:

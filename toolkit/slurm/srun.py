@@ -315,7 +315,7 @@ def _entry(spec: JobSpec, seen: str, python: str) -> tuple[str, ...]:
     entry = (python, "-I", "-S", f"{seen}/{run_dirs.ENTRYPOINT}")
     if spec.launcher == "torchrun":
         command = (*_torchrun(spec, command, python), *entry, "--", *command)
-        return (*entry, "--agent", "--", *carried(command))
+        return (*entry, "--agent", str(spec.ntasks_per_node), "--", *carried(command))
     return (*entry, "--", *carried(command))
 
 
