@@ -115,7 +115,9 @@ def test_under_torchrun_the_failing_rank_is_named_and_threads_are_shared(shared:
     ran = toolkit(shared, "run", *words, "--", sys.executable, "-c", program)
     assert ran.returncode == 3, ran.stderr
     assert "rank 3 on node02" in ran.stderr
-    assert ran.stdout.count("threads 2") == 4, "two ranks share the four CPUs of their node's task"
+    # Two ranks share the four CPUs of their node's task, or those that this machine really has.
+    threads = max(1, min(4, os.cpu_count() or 1) // 2)
+    assert ran.stdout.count(f"threads {threads}\n") == 4
 
 
 @pytest.mark.parametrize("how", ["run", "submit"])
