@@ -110,6 +110,7 @@ def compose(
     env = environment.variables(spec, seen, fresh)
     flags = _resources(spec, kind, job_id)
     if hosts:
+        flags.remove(f"--nodes={spec.nodes}")  # 24.11 refuses it beside arbitrary
         flags += ["--distribution=arbitrary", f"--nodelist={','.join(hosts)}"]
     if kind == "batch":
         flags += ["--open-mode=truncate", f"--output={run_dir}/{_LOG}"]
