@@ -89,6 +89,17 @@ class RunDir:
         finish.write_json(str(self.result_file), result)
         return result
 
+    def element(self, index: int) -> RunDir:
+        """The run directory of an array's element."""
+        return RunDir(self.path.with_name(f"{self.path.name}_{index}"))
+
+    def elements(self) -> list[RunDir]:
+        """The run directories of an array's elements, in order; none where it is no array."""
+        if "array" not in self.record().get("job", {}) or self.record().get("element") is not None:
+            return []
+        found = [RunDir(path) for path in self.path.parent.glob(f"{self.path.name}_*")]
+        return sorted(found, key=lambda run: run.record().get("element") or 0)
+
     def update_record(self, **fields: object) -> None:
         """Add to ``run.json`` what is only known once the run was started, such as a job id."""
         finish.write_json(str(self.path / "run.json"), {**self.record(), **fields})

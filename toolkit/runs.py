@@ -28,8 +28,10 @@ def status(run: RunDir, environ: Mapping[str, str]) -> dict[str, Any]:
 
     Returns:
         ``run``, ``target``, ``job_id``, ``state`` (Slurm's word in lower case; ``unknown`` where
-        nothing knows it), ``reason`` and ``start`` of a pending job, ``exit_code``, ``failure`` and
-        ``metrics``; what does not apply is None.
+        nothing knows it), ``reason`` and ``start`` of a pending job, ``exit_code``, ``failure``,
+        ``metrics``, and ``elements``: the same of each element of an array. What does not apply is
+        None or empty. An array's own state and exit code are those of the first element that
+        runs, waits or has failed.
     """
     record = run.record()
     job_id = record.get("job_id")
@@ -44,8 +46,13 @@ def status(run: RunDir, environ: Mapping[str, str]) -> dict[str, Any]:
         "exit_code": None,
         "failure": None,
         "metrics": finish.metrics(str(run.path)),
+        "elements": [status(element, environ) for element in run.elements()],
     }
     result = run.result()
+    if shown["elements"] and result is None:
+        telling = min(shown["elements"], key=_importance)
+        shown.update({key: telling[key] for key in ("state", "reason", "start", "exit_code")})
+        return shown
     job = queue.status(job_id, environ) if job_id and result is None else None
     if job is not None and job.active:
         shown.update(state=job.state.lower(), reason=job.reason, start=job.start)
@@ -60,6 +67,11 @@ def status(run: RunDir, environ: Mapping[str, str]) -> dict[str, Any]:
     elif _alive(record):
         shown["state"] = "running"
     return shown
+
+
+def _importance(shown: Mapping[str, Any]) -> int:
+    """Which element speaks for its array: one that goes on, then one that failed."""
+    return 0 if shown["exit_code"] is None else 1 if shown["exit_code"] else 2
 
 
 def rebuild(run: RunDir, job: queue.JobStatus) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-# shellcheck shell=bash disable=SC2034
+#!/usr/bin/env bash
+# shellcheck disable=SC2034  # what is set here is used where it is sourced
 # What the parts of the test bed share. Sourced, never run.
 
 # What is running lives in STATE and is gone after `down`; what is only slow to make stays in CACHE.

@@ -39,7 +39,8 @@ if [ "$root" != / ]; then
 	# Where they are installed with the distribution's own files: enroot, and the interpreter behind a
 	# virtual environment. One that was built for an older glibc runs on a newer one, not the reverse.
 	for path in /usr/bin/enroot* /usr/lib/enroot /usr/share/enroot /etc/enroot /usr/{bin,lib}/python3.*; do
-		if [ -e "$root$path" ] && [[ $path = */python3* ]]; then continue; fi
+		# Not over the release's own; an empty file or folder is the mount point of an earlier `up`.
+		if [ -n "$(find "$root$path" -type f -size +0c -print -quit 2>/dev/null)" ]; then continue; fi
 		if [ -d "$path" ]; then mkdir -p "$root$path"; elif [ -e "$path" ]; then touch "$root$path"; else continue; fi
 		mount --bind "$path" "$root$path"
 	done

@@ -93,7 +93,6 @@ healthy() {
 # ---- up
 
 check_machine() {
-	[ "$(id -u)" = 0 ] || cannot "the Slurm test bed needs root: it makes network and mount namespaces"
 	command -v apt-get >/dev/null || cannot "the Slurm test bed is made of Debian packages, and this machine has no apt-get"
 	unshare --mount --net --uts --ipc --pid --fork true 2>/dev/null ||
 		cannot "this machine lets root make no namespaces (a container needs --privileged)"
@@ -497,6 +496,7 @@ fi
 export SLURM_CONF=$bed/etc/slurm.conf
 case $verb in
 up)
+	[ "$(id -u)" = 0 ] || cannot "the Slurm test bed needs root: it makes network and mount namespaces"
 	one_at_a_time slurm
 	up
 	;;

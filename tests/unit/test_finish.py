@@ -43,6 +43,13 @@ def failure(text: str, started: bool = True) -> dict[str, object]:
             1,
             137,
         ),
+        (
+            """slurmstepd-node02: error: StepId=2.0 exceeded memory limit (9 > 8), being killed
+            srun: Exceeded job memory limit
+            srun: error: node02: task 1: Killed""",
+            1,
+            137,
+        ),
     ],
 )
 def test_the_first_failing_rank_counts_and_not_those_it_took_along(
@@ -63,6 +70,11 @@ def test_the_first_failing_rank_counts_and_not_those_it_took_along(
         ("srun: error: Node failure on node02\nsrun: error: node01: task 0: Terminated", 75),
         ("slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2026-11-30T22:09:00 ***", 130),
         ("srun: error: Unable to allocate resources: Invalid partition name specified", 78),
+        (
+            """srun: Job has been cancelled
+            srun: error: Unable to allocate resources: Job/step already completing or completed""",
+            130,
+        ),
         ("srun: fatal: Could not establish a configuration source", 78),
         ("srun: error: Application launch failed: Unspecified error\nsrun: Job step aborted", 78),
     ],
@@ -136,15 +148,14 @@ def test_the_end_of_a_step_is_found_in_a_ranks_log(run: Path) -> None:
 
 
 def test_a_rank_that_died_with_its_job_did_not_fail_by_itself(run: Path) -> None:
-    (run / "logs/srun.log").write_text("srun: error: node02: task 1: Terminated\n")
-    (run / "logs/batch.log").write_text(
-        "slurmstepd: error: *** JOB 9 ON node01 CANCELLED AT 2026-11-30T22:09:00 ***\n"
-    )
-    assert packed(run, 143).returncode == 130
+    messages = run / "logs/srun.log"
+    messages.write_text("srun: error: node02: task 1: Terminated\n")
     with (run / "logs/rank-0.log").open("a") as log:
         log.write(f"{CANCELLED} DUE TO TIME LIMIT ***\n")
-    (run / "logs/batch.log").unlink()
     assert packed(run, 143).returncode == 124
+    with messages.open("a") as log:
+        log.write("slurmstepd: error: *** JOB 9 ON node01 CANCELLED AT 2026-11-30T22:09:00 ***\n")
+    assert packed(run, 143).returncode == 130
     (run / "logs/srun.log").write_text("srun: error: node02: task 1: Exited with exit code 3\n")
     assert packed(run, 143).returncode == 3, "a rank's own exit code is its own"
 

@@ -50,5 +50,5 @@ def test_text_is_one_line_a_tool() -> None:
 
 
 def test_malformed_is_exit_2() -> None:
-    with pytest.raises(UsageError, match="nvcr.io/nvidia/PyG"):
+    with pytest.raises(UsageError, match=r"nvcr\.io/nvidia/PyG"):
         CliRunner().invoke(app, ["nvcr.io/nvidia/PyG"], catch_exceptions=False)

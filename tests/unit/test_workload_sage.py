@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import warnings
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +24,6 @@ with warnings.catch_warnings():
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 SMALL = [
     *("sage", "--dataset", "planted", "--num-nodes", "400", "--num-edges", "4000"),
@@ -53,17 +54,20 @@ def assert_ended_clearly(result: Result, code: int, *texts: str) -> None:
 def train_debian(
     model: str, data: Path, folder: Path, *options: str
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Train as a user does: the main job, on two "nodes" of two ranks."""
     folder.mkdir()
-    result = run_ranks(
-        *(2, 2),
-        ["sage", "--model", model, "--data-dir", str(data), *options],
-        folder=folder,
-        environ={"TOOLKIT_RUN_DIR": str(folder)},
+    toolkit = Path(sys.executable).with_name("toolkit")
+    run = ("run", "--on", "local", "--nodes", "2", "--ntasks-per-node", "2", "--json")
+    workload = ("sage", "--model", model, "--data-dir", str(data), *options)
+    ran = subprocess.run(
+        [toolkit, *run, *workload], cwd=folder, capture_output=True, text=True, check=False
     )
-    assert result.codes == [0] * 4, result.err
-    assert result.out[1:] == [""] * 3  # progress comes from rank 0 alone
-    assert result.err == [""] * 4
-    return read_metrics(folder)
+    assert ran.returncode == 0, ran.stderr
+    assert all(line.startswith(("toolkit: ", "[rank 0] ")) for line in ran.stderr.splitlines())
+    result = json.loads(ran.stdout)
+    assert (result["world_size"], result["num_nodes"], result["failure"]) == (4, 2, None)
+    lines, _ = read_metrics(folder / "runs/latest")
+    return lines, result["metrics"]
 
 
 def test_debian_is_learnt_by_its_edges(data: Path, tmp_path: Path) -> None:

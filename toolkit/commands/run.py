@@ -75,6 +75,7 @@ def submit(
 
     WORKLOAD and COMMAND are those of `toolkit run`. Nothing of a job around this one is passed on.
     """
+    from toolkit.slurm import sbatch
     from toolkit.targets import slurm
 
     cwd = Path.cwd()
@@ -90,8 +91,14 @@ def submit(
         return
     slurm.check(spec)
     plan, submitted = start.stage()
-    job_id = slurm.submit(plan, os.environ)
+    elements = sbatch.array_indices(spec.array) if spec.array else []
+    for index in elements:
+        submitted.element(index).path.mkdir()
+        submitted.element(index).update_record(**submitted.record(), element=index)
+    job_id = slurm.submit(plan, submitted, os.environ)
     submitted.update_record(job_id=job_id)
+    for index in elements:
+        submitted.element(index).update_record(job_id=f"{job_id}_{index}")
     view.message(f"job {job_id} submitted; `toolkit logs -f` follows it")
     print(
         json.dumps({"job_id": job_id, "run_dir": str(submitted.path)})

@@ -15,6 +15,7 @@ from toolkit import config, run_dir
 from toolkit.commands.options import Runs
 from toolkit.commands.view import message
 from toolkit.entrypoint.finish import describe
+from toolkit.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +53,9 @@ def status(which: Which = None, runs: Runs = None, *, as_json: AsJson = False) -
         print(f"failure  {describe(shown['failure'])}")
     for key, value in shown["metrics"].items():
         print(f"{key}: {value}")
+    for element in shown["elements"]:
+        code = "" if element["exit_code"] is None else f", exit code {element['exit_code']}"
+        print(f"{element['run']}: {element['state']}{code}")
 
 
 def logs(
@@ -66,6 +70,10 @@ def logs(
 ) -> None:
     """Show what the ranks of a run printed."""
     run = _find(which, runs)
+    if elements := run.elements():
+        names = ", ".join(element.path.name for element in elements[:8])
+        msg = f"{run.path.name} is an array; name one of its elements: {names}."
+        raise UsageError(msg)
     printer = _Printer(run, rank)
     printer.show()
     if follow:

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
     Json = Dict[str, Any]
 
-#: What srun and slurmstepd said, relative to the run directory: under ``toolkit run``, and in a
-#: batch job, whose own words stand there too.
-SRUN_LOG = "logs/srun.log"
-BATCH_LOG = "logs/batch.log"
+SRUN_LOG = "logs/srun.log"  #: what srun, slurmstepd and a batch script said, in the run directory
 LAST_LINES = 10
 CANCELLED = 130
 
@@ -33,7 +30,8 @@ _ENDED = re.compile(
 )
 # Not a bare "STEP … CANCELLED": that is also how the other ranks of a failed one are ended.
 _ENDED_BY_SLURM = re.compile(r"\*\*\* JOB \d+.* CANCELLED AT|CANCELLED AT \S+ DUE TO ")
-_OOM = re.compile(r"[Oo]ut [Oo]f [Mm]emory|oom[-_]kill|OOM Killed")
+_OOM = re.compile(r"[Oo]ut [Oo]f [Mm]emory|oom[-_]kill|OOM Killed|xceeded (?:job )?memory limit")
+_CANCELLED_IN_QUEUE = "srun: Job has been cancelled"
 _NODE = re.compile(r"[Nn]ode failure on (\S+)")
 _CONTAINER = re.compile(r"pyxis: |spank_pyxis|execve\(\): |couldn't chdir to")
 _BOILERPLATE = re.compile(  # stands around the line that says why
@@ -117,6 +115,8 @@ def _slurm_failure(line: str) -> Optional[Json]:
     node = _NODE.search(line)
     if node is not None:
         return failure("slurm", "lost node " + node.group(1).rstrip("."), 75)
+    if _CANCELLED_IN_QUEUE in line:
+        return failure("slurm", "was cancelled in the queue", CANCELLED)
     ended = _ENDED.search(line)
     if ended is None:
         return None
@@ -253,9 +253,7 @@ def _explained(run_dir: str, found: Json) -> Json:
 
 def messages(run_dir: str) -> List[str]:
     """What srun said, then what slurmstepd wrote into the ranks' logs: how a step ended."""
-    lines = [
-        line for name in (SRUN_LOG, BATCH_LOG) for line in read_lines(os.path.join(run_dir, name))
-    ]
+    lines = read_lines(os.path.join(run_dir, SRUN_LOG))
     for name in sorted(os.listdir(os.path.join(run_dir, "logs"))):
         if name.startswith("rank-"):
             tail = last_lines(os.path.join(run_dir, "logs", name), 50)

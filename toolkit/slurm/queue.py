@@ -7,13 +7,15 @@ have kept their names since long before.
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 TIMEOUT_S = 20
+FINAL_S = 10.0
 
 #: States in which a job may still run.
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
@@ -105,6 +107,20 @@ def status(job_id: str, environ: Mapping[str, str]) -> JobStatus | None:
         if found is not None:
             return found
     return None
+
+
+def final_status(job_id: str, environ: Mapping[str, str]) -> JobStatus | None:
+    """What became of a job whose srun has ended; Slurm needs a moment to say so."""
+    deadline = time.monotonic() + FINAL_S
+    while True:
+        found = status(job_id, environ)
+        if found is None or not found.active or time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    if found is not None and found.state == "FAILED" and found.reason == "JobLaunchFailure":
+        # 22.05's word for a job of srun's that was preempted: it cannot be requeued.
+        return replace(found, state="PREEMPTED")
+    return found
 
 
 _SQUEUE = ("squeue", "--noheader", "--format=%T|%r|%S|%N", "--jobs")

@@ -34,6 +34,8 @@ DEFAULT_SIGNAL = "TERM@120"
 DEFAULT_SIGNAL_FROM_S = 600
 
 _SIGNAL = re.compile(r"(?:R:)?(?P<name>[A-Z][A-Z0-9]*|\d+)(?:@\d+)?")
+_ARRAY_ITEM = re.compile(r"(?P<first>\d+)(?:-(?P<last>\d+)(?::(?P<step>\d+))?)?", re.ASCII)
+MAX_ARRAY_INDEX = 4_000_000  # MaxArraySize allows no more: slurm.conf(5)
 _PLAIN = re.compile(r"[\w@%+=:,./^~-]+", re.ASCII)
 #: Variables with a meaning of bash's own, which an ``export`` cannot set or would change.
 # fmt: off
@@ -113,6 +115,28 @@ def submit_argv(path: Path) -> tuple[str, ...]:
     return ("sbatch", "--parsable", str(path / SCRIPT))
 
 
+def array_indices(text: str) -> list[int]:
+    """The task ids of ``--array``: ``0-5``, ``1,3``, ``0-9:3``, each with an optional ``%LIMIT``.
+
+    Raises:
+        UsageError: if the text is none of these.
+    """
+    indices: dict[int, None] = {}
+    ids, percent, limit = text.partition("%")
+    for item in ids.split(","):
+        match = _ARRAY_ITEM.fullmatch(item)
+        if match is None or (percent and not limit.isdecimal()):
+            msg = f"--array {text}: write task ids such as 0-9, 1,3,5 or 0-9:3, then %LIMIT."
+            raise UsageError(msg)
+        first, last = int(match["first"]), int(match["last"] or match["first"])
+        step = int(match["step"] or 1)
+        if step == 0 or not first <= last <= MAX_ARRAY_INDEX:
+            msg = f"--array {text}: {item!r} holds no task ids, or more than Slurm can count."
+            raise UsageError(msg)
+        indices.update(dict.fromkeys(range(first, last + 1, step)))
+    return list(indices)
+
+
 def header_word(word: str) -> str:
     """A word for an ``#SBATCH`` line, where ``#`` starts a comment and white space ends a word.
 
@@ -176,7 +200,7 @@ def _start(spec: JobSpec, path: Path, cwd: Path) -> list[str]:
     """Where the job runs, and its run directory; an array's element makes its own."""
     lines = [f"toolkit_run={shlex.quote(str(path))}", "toolkit_restart=${SLURM_RESTART_COUNT:-0}"]
     if spec.array:
-        parts = [run_dirs.ENTRYPOINT, "run.json", *(["lib"] if spec.workload else [])]
+        parts = [run_dirs.ENTRYPOINT, *(["lib"] if spec.workload else [])]
         sources = " ".join(shlex.quote(str(path / part)) for part in parts)
         element = str(path / ELEMENT_LOG.format(_INDEX))
         lines = [
@@ -184,6 +208,9 @@ def _start(spec: JobSpec, path: Path, cwd: Path) -> list[str]:
             lines[1],
             'mkdir -p "$toolkit_run"/logs "$toolkit_run"/ranks || exit 78',
             f'cp -R {sources} "$toolkit_run"/ || exit 78',
+            # toolkit submit has put it there, with the element's own job id.
+            '[ -e "$toolkit_run"/run.json ] ||',
+            f'\tcp {shlex.quote(str(path / "run.json"))} "$toolkit_run"/ || exit 78',
             f'ln -sf {shell_word(element)} "$toolkit_run"/{SRUN_LOG}',
         ]
     return [

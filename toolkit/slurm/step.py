@@ -180,7 +180,7 @@ def _watch(
 def _who_cancelled(failed: Json, run: RunDir, env: Mapping[str, str]) -> Json:
     """Ask Slurm why it ended a step: for a preempted one, srun says no more than for scancel."""
     job_id = finish.job_id(str(run.path))
-    job = queue.status(job_id, env) if job_id else None
+    job = queue.final_status(job_id, env) if job_id else None
     if job is None or job.state not in queue.EXIT_CODES or not job.final_code:
         return failed
     return finish.failure(

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from toolkit import run_dir as run_dirs
+from toolkit.entrypoint import finish
 from toolkit.errors import UnavailableError
-from toolkit.job import Plan, Process
+from toolkit.job import Outcome, Plan, Process
 from toolkit.slurm import environment, probe, srun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from toolkit.job import JobSpec, Outcome
+    from toolkit.job import JobSpec
     from toolkit.run_dir import RunDir
     from toolkit.targets import View
 
@@ -169,26 +171,30 @@ def run(
     return step.run(plan, run, view, environ)
 
 
-def submit(plan: Plan, environ: Mapping[str, str]) -> str:
+def submit(plan: Plan, run: RunDir, environ: Mapping[str, str]) -> str:
     """Hand the batch script to Slurm; the id of the job.
 
     Raises:
-        UnavailableError: if Slurm refuses it.
+        UnavailableError: if Slurm refuses it; the run directory's result says so too.
     """
     (process,) = plan.processes
+    begun = time.time()
     try:
         ran = subprocess.run(
             process.argv, env=plan.environment(process, environ), cwd=plan.cwd,
             capture_output=True, text=True, timeout=SUBMIT_TIMEOUT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        msg = f"sbatch did not answer within {SUBMIT_TIMEOUT_S} s. Ask `squeue --me` before again."
-        raise UnavailableError(msg) from None
-    if ran.returncode != 0:
+        said = f"sbatch did not answer within {SUBMIT_TIMEOUT_S} s; ask `squeue --me` before again"
+    else:
+        if ran.returncode == 0:
+            # --parsable prints "ID" or "ID;CLUSTER"; a site's own greeting may stand before it.
+            return ran.stdout.strip().splitlines()[-1].partition(";")[0]
         said = "; ".join(ran.stderr.strip().splitlines())
-        raise UnavailableError(f"Slurm refused the job: {said}")
-    # --parsable prints "ID" or "ID;CLUSTER"; a site's own greeting may stand before it.
-    return ran.stdout.strip().splitlines()[-1].partition(";")[0]
+    code = UnavailableError.exit_code
+    refused = finish.failure("slurm", f"was not submitted: {said}", code)
+    run.finish(Outcome(code, begun, time.time(), (), refused))
+    raise UnavailableError(f"Slurm refused the job: {said}")
 
 
 def stale(job_id: str, environ: Mapping[str, str]) -> str | None:

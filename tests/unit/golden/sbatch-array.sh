@@ -16,7 +16,9 @@ set -uo pipefail
 toolkit_run=/home/u/runs/train-1_"$SLURM_ARRAY_TASK_ID"
 toolkit_restart=${SLURM_RESTART_COUNT:-0}
 mkdir -p "$toolkit_run"/logs "$toolkit_run"/ranks || exit 78
-cp -R /home/u/runs/train-1/entrypoint.pyz /home/u/runs/train-1/run.json /home/u/runs/train-1/lib "$toolkit_run"/ || exit 78
+cp -R /home/u/runs/train-1/entrypoint.pyz /home/u/runs/train-1/lib "$toolkit_run"/ || exit 78
+[ -e "$toolkit_run"/run.json ] ||
+	cp /home/u/runs/train-1/run.json "$toolkit_run"/ || exit 78
 ln -sf /home/u/runs/train-1/logs/srun-"$SLURM_ARRAY_TASK_ID".log "$toolkit_run"/logs/srun.log
 if [ "$toolkit_restart" -gt 0 ]; then
 	toolkit_before="$toolkit_run"/before-restart-"$toolkit_restart"
