@@ -19,7 +19,7 @@ help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
 
 demo: $(VENV)/demo  ## install, then train GraphSAGE on two "nodes" of two ranks each
-	$(BIN)/toolkit run --nodes 2 --ntasks-per-node 2
+	$(BIN)/toolkit run --on local --nodes 2 --ntasks-per-node 2
 
 test: $(VENV)/test  ## install what the tests need, run every tier that can run here (TIER=unit|slurm|docker|pyxis)
 	$(BIN)/python ci/tiers.py $(TIER)

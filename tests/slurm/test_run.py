@@ -108,6 +108,19 @@ def test_the_same_through_submit_and_logs(shared: Path) -> None:
     assert by_job["run"] == status["run"]
 
 
+def test_under_torchrun_the_failing_rank_is_named_and_threads_are_shared(shared: Path) -> None:
+    program = "import os, sys, time; print('threads', os.environ['OMP_NUM_THREADS'], flush=True)"
+    program += "; time.sleep(1); sys.exit(3) if os.environ['RANK'] == '3' else time.sleep(150)"
+    words = ("-N", "2", "--ntasks-per-node", "2", "-c", "2", "--launcher", "torchrun")
+    ran = toolkit(shared, "run", *words, "--", sys.executable, "-c", program)
+    assert ran.returncode == 3, ran.stderr
+    assert "rank 3 on node02" in ran.stderr
+    # Two ranks share the four CPUs of their node's task, or those that this machine really has.
+    threads = max(1, min(4, os.cpu_count() or 1) // 2)
+    said = {line.rpartition("] ")[2] for line in ran.stdout.splitlines() if "] threads" in line}
+    assert said == {f"threads {threads}"}
+
+
 @pytest.mark.parametrize("how", ["run", "submit"])
 def test_a_job_out_of_memory_is_137(shared: Path, how: str) -> None:
     eat = "x = []\nwhile True: x.append(bytearray(1 << 20))"

@@ -79,7 +79,7 @@ _OPPOSITE = {
     "no-container-mount-home": "container-mount-home",
     "container-readonly": "container-writable",
 }
-_LOG = "logs/rank-%t.log"  # run_dir.log_name() in Slurm's words
+_LOGS = "logs/{}-%t.log"  # run_dir.log_name() in Slurm's words
 _TRES = frozenset({"gres", "tres-per-task", "tres-per-node", "tres-per-job", "tres-per-socket"})
 
 
@@ -131,7 +131,7 @@ def compose(
         flags.remove(f"--nodes={spec.nodes}")  # 24.11 refuses it beside arbitrary
         flags += ["--distribution=arbitrary", f"--nodelist={','.join(hosts)}"]
     if kind == "batch":
-        flags += ["--open-mode=truncate", f"--output={run_dir}/{_LOG}"]
+        flags += ["--open-mode=truncate", f"--output={run_dir}/{_LOGS.format(spec.task_is)}"]
     else:
         flags.append("--label")
     notes: list[str] = []
@@ -312,10 +312,11 @@ def _entry(spec: JobSpec, seen: str, python: str) -> tuple[str, ...]:
     command = spec.command
     if spec.workload is not None:
         command = (python, f"{seen}/{run_dirs.WORKLOADS}", spec.workload, *spec.workload_args)
-    entry = (python, "-I", "-S", f"{seen}/{run_dirs.ENTRYPOINT}", "--")
+    entry = (python, "-I", "-S", f"{seen}/{run_dirs.ENTRYPOINT}")
     if spec.launcher == "torchrun":
-        command = (*_torchrun(spec, command, python), *entry, *command)
-    return (*entry, *carried(command))
+        command = (*_torchrun(spec, command, python), *entry, "--", *command)
+        return (*entry, "--agent", str(spec.ntasks_per_node), "--", *carried(command))
+    return (*entry, "--", *carried(command))
 
 
 def _torchrun(spec: JobSpec, command: tuple[str, ...], python: str) -> tuple[str, ...]:

@@ -213,6 +213,7 @@ def compose(
             ("--container-image", spec.container_image),
             ("--container-mounts", spec.container_mounts),
             ("--srun-arg", spec.srun_args),
+            ("--launcher torchrun", spec.launcher == "torchrun"),
         )
         if value
     ]
@@ -291,7 +292,7 @@ class _Rank:
         for line in self.process.stdout:
             self._log.write(line)
             self._log.flush()
-            self._view.line(self.rank, line.decode(errors="replace").rstrip("\r\n"))
+            self._view.line(f"rank {self.rank}", line.decode(errors="replace").rstrip("\r\n"))
 
     def drain(self) -> None:
         """Read what is left; a grandchild that holds the pipe open is not waited for."""
