@@ -177,14 +177,19 @@ def _head(spec: JobSpec, path: Path, cwd: Path) -> list[str]:
         "--export=ALL",
         "--requeue" if spec.requeue else "--no-requeue",
     ]
-    if signal := _signal(spec):
+    if signal := signal_of(spec):
         flags.append(f"--signal={signal}")
     wanted = {"array": spec.array, "dependency": spec.dependency}
     flags += [f"--{name}={value}" for name, value in wanted.items() if value]
     return [*flags, "--hold"] if spec.hold else flags
 
 
-def _signal(spec: JobSpec) -> str | None:
+def signal_of(spec: JobSpec) -> str | None:
+    """The job's --signal: as given, else the default where the limit is long enough.
+
+    Raises:
+        UsageError: if it would not reach the ranks, or is no signal.
+    """
     if spec.signal is None:
         return DEFAULT_SIGNAL if (spec.time or 0) >= DEFAULT_SIGNAL_FROM_S else None
     if "B:" in spec.signal:
