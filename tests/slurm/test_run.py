@@ -109,7 +109,10 @@ def test_the_same_through_submit_and_logs(shared: Path) -> None:
 
 
 def test_under_torchrun_the_failing_rank_is_named_and_threads_are_shared(shared: Path) -> None:
-    program = "import os, sys, time; print('threads', os.environ['OMP_NUM_THREADS'], flush=True)"
+    # In one write: a torchrun's ranks share its output, line by line at best.
+    program = (
+        "import os, sys, time; sys.stdout.write(f'threads {os.environ[\"OMP_NUM_THREADS\"]}\\n')"
+    )
     program += "; time.sleep(1); sys.exit(3) if os.environ['RANK'] == '3' else time.sleep(150)"
     words = ("-N", "2", "--ntasks-per-node", "2", "-c", "2", "--launcher", "torchrun")
     ran = toolkit(shared, "run", *words, "--", sys.executable, "-c", program)
