@@ -6,27 +6,20 @@ import json
 import os
 import platform
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cli import TOOLKIT, toolkit
 from toolkit import run_dir, runs
 from toolkit.errors import UnavailableError, UsageError
 from toolkit.run_dir import RunDir
 from toolkit.slurm.queue import JobStatus
 from toolkit.slurm.sbatch import array_indices
 
-TOOLKIT = str(Path(sys.executable).with_name("toolkit"))
 NO_SLURM = {"PATH": "/nonexistent"}
-
-
-def toolkit(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [TOOLKIT, *words], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
-    )
 
 
 def make(folder: Path, name: str, **record: Any) -> RunDir:
