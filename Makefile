@@ -28,6 +28,7 @@ lint: $(VENV)/test  ## ruff, mypy and shellcheck
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy $(shell grep -ls "^\#!.*python" ci/bench/*)
 	ci/shellcheck
 
 clean:  ## remove the environment and caches (runs/ stays)

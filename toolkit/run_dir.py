@@ -254,17 +254,18 @@ def _point_latest(path: Path) -> None:
 
 def _revision(cwd: Path) -> dict[str, Any] | None:
     """The git commit of the user's code and whether it was changed; None outside a checkout."""
-    git = ("git", "-C", str(cwd))
+    describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     try:
-        head, changes = (
-            subprocess.run(
-                [*git, *args], capture_output=True, text=True, timeout=10, check=True
-            ).stdout.strip()
-            for args in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
-        )
+        said = subprocess.run(
+            ["git", "-C", str(cwd), *describe],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"revision": head, "dirty": bool(changes)}
+    return {"revision": said.removesuffix("-dirty"), "dirty": said.endswith("-dirty")}
 
 
 def workload_names() -> list[str]:

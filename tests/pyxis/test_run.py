@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-TOOLKIT = str(Path(sys.executable).with_name("toolkit"))
-LIMIT = 170.0
+from tests.cli import shared_folder, toolkit
 
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A directory that login node and compute nodes share."""
-    folder = Path(os.environ["TOOLKIT_TESTBED_SHARED"], f"run-{uuid.uuid4().hex[:8]}")
-    folder.mkdir()
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def toolkit(cwd: Path, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [TOOLKIT, *words], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True,
-        timeout=LIMIT, check=False,
-    )  # fmt: skip
+    with shared_folder() as folder:
+        yield folder
 
 
 def test_ranks_are_resolved_in_the_container_and_the_folder_is_the_workspace(

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,7 @@ def submit(
     if on is not None and on.value not in {"auto", "slurm"}:
         msg = f"{on.source}: a batch job goes to Slurm; `toolkit run` runs elsewhere."
         raise UsageError(msg)
+    spec = replace(spec, signal=sbatch.signal_of(spec))  # run.json keeps what the job will get
     start = _Start(settings, spec, slurm.NAME, cwd, slurm.submit_plan)
     if dry_run:
         start.show()

@@ -138,9 +138,11 @@ def _follow(run: RunDir, printer: _Printer) -> int:
             message(text)
             said = text
         asked = time.monotonic()
-        while time.monotonic() < asked + ASK_S and not run.result_file.exists():
+        while time.monotonic() < asked + ASK_S:
             printer.show()
             time.sleep(FOLLOW_S)
+            if run.result_file.exists() and shown["state"] != "pending":
+                break
     printer.show(ended=True)
     if shown["exit_code"] is None:
         message(f"{run.path.name}: nothing knows how this run ended; no record was left")

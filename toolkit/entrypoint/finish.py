@@ -238,10 +238,25 @@ def judge(run_dir: str, code: int) -> Optional[Json]:
     )
     if found is not None:
         record = read_json(os.path.join(run_dir, "run.json")) or {}
+        if found["rank"] is not None and signalled_before_limit(run_dir, record, found):
+            return failure("slurm", "reached its time limit, of which its ranks were warned", 124)
         if task_is(record) == "node" and found["rank"] is not None:
             return torchrun_failure(run_dir, found)
         return _explained(run_dir, found)
     return failure("slurm", exit_reason(code), code if 128 < code <= 192 else 78)
+
+
+def signalled_before_limit(run_dir: str, record: Json, found: Json) -> bool:
+    """Whether a rank died of the signal that Slurm sends some time before the limit (--signal).
+
+    Slurm may send it up to 60 s early: sbatch(1), ``--signal``.
+    """
+    job = record.get("job", {})
+    lead = re.search(r"@(\d+)$", job.get("signal") or "")
+    begun = min((one["started"] for one in rank_records(run_dir)), default=None)
+    if not (job.get("time") and lead and begun and "by signal" in found["reason"]):
+        return False
+    return bool(time.time() - begun > job["time"] - int(lead.group(1)) - 60)
 
 
 def torchrun_failure(run_dir: str, found: Json) -> Json:

@@ -61,6 +61,24 @@ _HARMFUL = {
     "chdir": "the command starts elsewhere; start toolkit in that directory instead",
     "wrap": "the script is not run",
 }
+#: What it does when the user's value replaces ours.
+_CONSEQUENCES = {
+    "gpu-bind": ": each rank may see a part of the node's GPUs only, as device 0",
+    "kill-on-bad-exit": ": when one rank fails, the others wait for it until the time limit",
+    "nodes": ": use toolkit's --nodes, which the rest of the line goes by",
+    "ntasks": ": use toolkit's --ntasks, which the rest of the line goes by",
+    "ntasks-per-node": ": use toolkit's --ntasks-per-node, which the rest of the line goes by",
+    "output": ": toolkit logs does not find what ranks print",
+    "error": ": toolkit logs does not find what ranks print",
+}
+_PYXIS_PAIRS = frozenset({"container-mount-home", "container-writable", "container-readonly"})
+_PYXIS_OWN = frozenset({"container-workdir", "container-name", "container-env"})
+#: Pairs of which pyxis takes one only.
+_OPPOSITE = {
+    "container-mount-home": "no-container-mount-home",
+    "no-container-mount-home": "container-mount-home",
+    "container-readonly": "container-writable",
+}
 _LOGS = "logs/{}-%t.log"  # run_dir.log_name() in Slurm's words
 _TRES = frozenset({"gres", "tres-per-task", "tres-per-node", "tres-per-job", "tres-per-socket"})
 
@@ -110,6 +128,7 @@ def compose(
     env = environment.variables(spec, seen, fresh)
     flags = _resources(spec, kind, job_id)
     if hosts:
+        flags.remove(f"--nodes={spec.nodes}")  # 24.11 refuses it beside arbitrary
         flags += ["--distribution=arbitrary", f"--nodelist={','.join(hosts)}"]
     if kind == "batch":
         flags += ["--open-mode=truncate", f"--output={run_dir}/{_LOGS.format(spec.task_is)}"]
@@ -241,25 +260,6 @@ def contradictions(args: Iterable[str], ours: Iterable[str], source: str) -> lis
         elif name.removeprefix("no-") in _PYXIS_PAIRS or name in _PYXIS_OWN:
             notes.append(f"{source} {word} replaces what toolkit's own options say")
     return notes
-
-
-_CONSEQUENCES = {
-    "gpu-bind": ": each rank may see a part of the node's GPUs only, as device 0",
-    "kill-on-bad-exit": ": when one rank fails, the others wait for it until the time limit",
-    "nodes": ": use toolkit's --nodes, which the rest of the line goes by",
-    "ntasks": ": use toolkit's --ntasks, which the rest of the line goes by",
-    "ntasks-per-node": ": use toolkit's --ntasks-per-node, which the rest of the line goes by",
-    "output": ": toolkit logs does not find what ranks print",
-    "error": ": toolkit logs does not find what ranks print",
-}
-_PYXIS_PAIRS = frozenset({"container-mount-home", "container-writable", "container-readonly"})
-_PYXIS_OWN = frozenset({"container-workdir", "container-name", "container-env"})
-#: Pairs of which pyxis takes one only.
-_OPPOSITE = {
-    "container-mount-home": "no-container-mount-home",
-    "no-container-mount-home": "container-mount-home",
-    "container-readonly": "container-writable",
-}
 
 
 def carried(command: tuple[str, ...]) -> tuple[str, ...]:
