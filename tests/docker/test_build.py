@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from tests.docker.conftest import Bed, Ran
 
+pytestmark = pytest.mark.timeout(1200)  # the first test builds the image, cold
+
 
 def test_the_build_reports_and_tests_what_it_built(built: tuple[str, Ran]) -> None:
     name, done = built

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from tests.docker.conftest import Bed
 
+pytestmark = pytest.mark.timeout(1200)  # the first test builds the image, cold
+
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
 

@@ -9,10 +9,14 @@ import tarfile
 import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.docker.conftest import Bed, Ran
+
+pytestmark = pytest.mark.timeout(1200)  # the first test builds the image, cold
 
 
 def failures(done: Ran) -> dict[str, str]:
