@@ -24,12 +24,13 @@ demo: $(VENV)/demo  ## install, then train GraphSAGE on two "nodes" of two ranks
 test: $(VENV)/test  ## install what the tests need, run every tier that can run here (TIER=unit|slurm|docker|pyxis)
 	$(BIN)/python ci/tiers.py $(TIER)
 
-lint: $(VENV)/test  ## ruff, mypy and shellcheck
+lint: $(VENV)/test  ## ruff, mypy, shellcheck and the CI templates
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy $(shell grep -ls "^\#!.*python" ci/bench/*)
 	ci/shellcheck
+	PATH="$(CURDIR)/$(BIN):$$PATH" ci/lint_templates
 
 clean:  ## remove the environment and caches (runs/ stays)
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from toolkit import __version__
-from toolkit.commands import run, runs
+from toolkit.commands import build, image, push, run, runs, smoke
 from toolkit.commands.options import add_job_command
 from toolkit.errors import ToolkitError
 
@@ -45,8 +45,11 @@ def _main(
 
 add_job_command(app, "run", run.run)
 add_job_command(app, "submit", run.submit, batch=True)
-for command in (runs.status, runs.logs, runs.cancel):
+for command in (runs.status, runs.logs, runs.cancel, build.build, push.push, smoke.smoke):
     app.command()(command)
+images = typer.Typer(help="Image references.", no_args_is_help=True, rich_markup_mode=None)
+images.command()(image.ref)
+app.add_typer(images, name="image")
 
 
 def main() -> None:

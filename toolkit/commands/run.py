@@ -116,13 +116,26 @@ def job(settings: Mapping[str, Setting], words: list[str], *, explicit_command: 
         UsageError: if the first word is no workload and no ``--`` marks it as a command.
     """
     if explicit_command or not words:
-        return make_spec(settings, command=tuple(words))
+        return _pinned(make_spec(settings, command=tuple(words)))
     name, *arguments = words
     known = run_dir.workload_names()
     if name not in known:
         msg = config.unknown("workload", name, known)
         raise UsageError(f"{msg} To run a command of your own, put it after --.")
-    return make_spec(settings, workload=name, command=tuple(arguments))
+    return _pinned(make_spec(settings, workload=name, command=tuple(arguments)))
+
+
+def _pinned(spec: JobSpec) -> JobSpec:
+    """The job with its image by the digest that ``toolkit push`` wrote into ``image.lock``."""
+    if spec.container_image is None:
+        return spec
+    from toolkit.image import lock
+
+    image = lock.pinned(spec.container_image, Path.cwd())
+    if image is None:
+        return spec
+    view.message(f"{lock.FILE_NAME}: {spec.container_image} is {image}")
+    return replace(spec, container_image=image)
 
 
 class _Start:
