@@ -125,7 +125,8 @@ class Plan:
 
     ``stage`` is the command that makes the run directory, ``files`` the texts that are written into
     it, by name; ``unset`` and ``env`` describe the environment of every process, relative to the
-    caller's own.
+    caller's own. ``before`` is run one by one before the processes are started, ``after`` however
+    they end.
     """
 
     title: str
@@ -137,6 +138,8 @@ class Plan:
     unset: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
+    before: tuple[tuple[str, ...], ...] = ()
+    after: tuple[tuple[str, ...], ...] = ()
 
     def environment(self, process: Process, environ: Mapping[str, str]) -> dict[str, str]:
         """The whole environment of ``process``, made from the caller's ``environ``."""
@@ -147,7 +150,8 @@ class Plan:
         """The plan as a bash script that can be pasted into a shell."""
         lines = [
             "#!/usr/bin/env bash",
-            "# shellcheck disable=SC2016",  # a dollar sign in the user's words is meant literally
+            # A dollar sign in the user's words is meant literally; a trap calls finish().
+            "# shellcheck disable=SC2016,SC2317",
             f"# {self.title}",
             *(f"# {note}" for note in self.notes),
         ]
@@ -163,7 +167,7 @@ class Plan:
         if self.unset:
             lines.append(f"unset {' '.join(self.unset)}")
         lines += [_export(name, value) for name, value in self.env.items()]
-        if len(self.processes) == 1:
+        if len(self.processes) == 1 and not self.after:
             (process,) = self.processes
             lines += [_export(name, value) for name, value in process.env.items()]
             lines.append(shlex.join(process.argv))
@@ -184,7 +188,12 @@ class Plan:
             "  mapfile -t left < <(jobs -p)",
             '  [ ${#left[@]} -eq 0 ] || kill "-$1" -- "${left[@]/#/-}" 2>/dev/null || true',
             "}",
-            "trap 'stop KILL' EXIT",
+            "finish() {",
+            "  stop KILL",
+            *(f"  {shlex.join(command)} >/dev/null || true" for command in self.after),
+            "}",
+            "trap finish EXIT",
+            *(f"{shlex.join(command)} >/dev/null" for command in self.before),
             *lines,
             "status=0",
             f"for _ in $(seq {len(self.processes)}); do",

@@ -79,16 +79,16 @@ def compose(
         UsageError: if a mount, the workdir or the image cannot be what was given.
     """
     assert spec.container_image is not None
-    mounts, notes = _mounts(spec, cwd, environ, exists)
-    targets = [mount.target for mount in mounts]
-    workdir = _workdir(spec, cwd, mounts)
-    if workdir is None:
+    mounted, notes = mounts(spec, cwd, environ, exists)
+    targets = [mount.target for mount in mounted]
+    where = workdir(spec, cwd, mounted)
+    if where is None:
         notes.append(
             f"{cwd} is not mounted: the command starts in the image's own working directory"
         )
-    elif spec.container_workdir and not _under(workdir, targets):
+    elif spec.container_workdir and not _under(where, targets):
         notes.append(
-            f"--container-workdir {workdir} is under no mount: the container does not start"
+            f"--container-workdir {where} is under no mount: the container does not start"
             " where the image has no such directory"
         )
     home = environ.get("HOME") if spec.container_mount_home else None
@@ -104,8 +104,8 @@ def compose(
     run_mount = Mount(run_dir, RUN_DIR)
     flags = [
         f"--container-image={name}",
-        f"--container-mounts={','.join(map(str, [*mounts, run_mount]))}",
-        *([f"--container-workdir={workdir}"] if workdir else []),
+        f"--container-mounts={','.join(map(str, [*mounted, run_mount]))}",
+        *([f"--container-workdir={where}"] if where else []),
         "--container-mount-home" if spec.container_mount_home else "--no-container-mount-home",
         *(["--container-writable"] if spec.container_writable else []),
         f"--container-env={','.join(variables)}",
@@ -189,7 +189,7 @@ def unmounted_outputs(command: Iterable[str], targets: Iterable[str]) -> list[st
     return notes
 
 
-def _mounts(
+def mounts(
     spec: JobSpec, cwd: Path, environ: Mapping[str, str], exists: Callable[[str], bool]
 ) -> tuple[list[Mount], list[str]]:
     """The mounts that were given; without any, the current directory."""
@@ -205,7 +205,7 @@ def _mounts(
     return [mount], _doubts(mount, str(mount), lambda _: True)
 
 
-def _workdir(spec: JobSpec, cwd: Path, mounts: list[Mount]) -> str | None:
+def workdir(spec: JobSpec, cwd: Path, mounts: list[Mount]) -> str | None:
     """Where the command starts: as given, else where the current directory is mounted."""
     if spec.container_workdir:
         if not spec.container_workdir.startswith("/") or "\n" in spec.container_workdir:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from toolkit.job import JobSpec, Outcome, Plan
     from toolkit.run_dir import RunDir
 
-TARGETS = ("local", "slurm")
+TARGETS = ("local", "slurm", "docker")
 
 
 class View(Protocol):

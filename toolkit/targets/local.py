@@ -146,34 +146,10 @@ def compose(
         UsageError: if ``--env NAME`` names a variable that is not set.
     """
     environment.require(spec, environ)
-    own = dict(spec.env)
-    cpus_per_task = spec.cpus_per_task or max(1, machine.cpus // spec.ntasks)
-    nodes = f"node[0-{spec.nodes - 1}]" if spec.nodes > 1 else "node0"
-    layout = (
-        f"{spec.ntasks_per_node}(x{spec.nodes})" if spec.nodes > 1 else str(spec.ntasks_per_node)
-    )
-    step = {
-        "SLURM_JOB_ID": machine.job_id,
-        "SLURM_JOB_NAME": spec.job_name,
-        "SLURM_JOB_NODELIST": nodes,
-        "SLURM_JOB_NUM_NODES": spec.nodes,
-        "SLURM_NNODES": spec.nodes,
-        "SLURM_NODELIST": nodes,
-        "SLURM_NTASKS": spec.ntasks,
-        "SLURM_NTASKS_PER_NODE": spec.ntasks_per_node,
-        "SLURM_TASKS_PER_NODE": layout,
-        "SLURM_CPUS_PER_TASK": cpus_per_task,
-        "SLURM_CPUS_ON_NODE": cpus_per_task * spec.ntasks_per_node,
-        "SLURM_STEP_ID": 0,
-        "SLURM_STEP_NODELIST": nodes,
-        "SLURM_STEP_NUM_NODES": spec.nodes,
-        "SLURM_STEP_NUM_TASKS": spec.ntasks,
-        "SLURM_STEP_TASKS_PER_NODE": layout,
-    }
     env = {
-        "TOOLKIT_TARGET": "local",
+        "TOOLKIT_TARGET": NAME,
         "TOOLKIT_RUN_DIR": str(path),
-        **{name: str(value) for name, value in step.items()},
+        **step(spec, machine),
         "PYTHONUNBUFFERED": "1",
     }
     unset = environment.outer(environ, spec)
@@ -196,18 +172,12 @@ def compose(
     ]
     processes = []
     for rank in range(spec.ntasks):
-        node, local_rank = divmod(rank, spec.ntasks_per_node)
-        variables = {
-            "SLURM_PROCID": str(rank),
-            "SLURM_LOCALID": str(local_rank),
-            "SLURM_NODEID": str(node),
-            "SLURMD_NODENAME": f"node{node}",
-        }
+        variables = rank_variables(spec, rank)
         if gpus is not None:
-            variables["CUDA_VISIBLE_DEVICES"] = gpus[node]
+            variables["CUDA_VISIBLE_DEVICES"] = gpus[int(variables["SLURM_NODEID"])]
         processes.append(
             Process(
-                argv=_argv(spec, path, machine.python),
+                argv=rank_argv(spec, str(path), machine.python),
                 env=variables,
                 label=f"rank {rank}",
                 log=run_dirs.log_name(rank),
@@ -219,18 +189,56 @@ def compose(
         cwd=cwd,
         stage=run_dirs.stage_command(path, record, workload=spec.workload is not None),
         processes=tuple(processes),
-        env={**env, **own},
+        env={**env, **dict(spec.env)},
         unset=unset,
         notes=tuple(filter(None, [note, *ignored])),
     )
 
 
-def _argv(spec: JobSpec, path: Path, python: str) -> tuple[str, ...]:
+def step(spec: JobSpec, machine: Machine) -> dict[str, str]:
+    """The variables of a Slurm step that all its ranks have alike."""
+    cpus_per_task = spec.cpus_per_task or max(1, machine.cpus // spec.ntasks)
+    several = spec.nodes > 1
+    nodes = f"node[0-{spec.nodes - 1}]" if several else "node0"
+    layout = f"{spec.ntasks_per_node}(x{spec.nodes})" if several else f"{spec.ntasks_per_node}"
+    variables = {
+        "SLURM_JOB_ID": machine.job_id,
+        "SLURM_JOB_NAME": spec.job_name,
+        "SLURM_JOB_NODELIST": nodes,
+        "SLURM_JOB_NUM_NODES": spec.nodes,
+        "SLURM_NNODES": spec.nodes,
+        "SLURM_NODELIST": nodes,
+        "SLURM_NTASKS": spec.ntasks,
+        "SLURM_NTASKS_PER_NODE": spec.ntasks_per_node,
+        "SLURM_TASKS_PER_NODE": layout,
+        "SLURM_CPUS_PER_TASK": cpus_per_task,
+        "SLURM_CPUS_ON_NODE": cpus_per_task * spec.ntasks_per_node,
+        "SLURM_STEP_ID": 0,
+        "SLURM_STEP_NODELIST": nodes,
+        "SLURM_STEP_NUM_NODES": spec.nodes,
+        "SLURM_STEP_NUM_TASKS": spec.ntasks,
+        "SLURM_STEP_TASKS_PER_NODE": layout,
+    }
+    return {name: str(value) for name, value in variables.items()}
+
+
+#: What differs from rank to rank.
+RANK_VARIABLES = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURMD_NODENAME")
+
+
+def rank_variables(spec: JobSpec, rank: int) -> dict[str, str]:
+    """The variables of a Slurm step that tell a rank from the others."""
+    node, local_rank = divmod(rank, spec.ntasks_per_node)
+    values = (str(rank), str(local_rank), str(node), f"node{node}")
+    return dict(zip(RANK_VARIABLES, values, strict=True))
+
+
+def rank_argv(spec: JobSpec, run_dir: str, python: str) -> tuple[str, ...]:
     """A rank's command, behind the entrypoint; isolated, so no folder of the user breaks it."""
     command = spec.command
     if spec.workload is not None:
-        command = (python, str(path / run_dirs.WORKLOADS), spec.workload, *spec.workload_args)
-    return (python, "-I", "-S", str(path / run_dirs.ENTRYPOINT), "--", *command)
+        command = (python, f"{run_dir}/{run_dirs.WORKLOADS}", spec.workload, *spec.workload_args)
+    return (python, "-I", "-S", f"{run_dir}/{run_dirs.ENTRYPOINT}", "--", *command)
 
 
 def check(spec: JobSpec) -> None:
@@ -308,7 +316,7 @@ def run(spec: JobSpec, plan: Plan, run: RunDir, view: View, environ: Mapping[str
         exit_code=failure["exit_code"] if failure else 0,
         started=begun,
         ended=time.time(),
-        hosts=(platform.node(),) * spec.nodes,
+        hosts=tuple(finish.hosts(str(run.path))) or (platform.node(),) * spec.nodes,
         failure=failure,
     )
 
@@ -327,8 +335,10 @@ def _interrupted(signals: Signals, deadline: float | None, spec: JobSpec) -> Jso
 
 def _failed(rank: int, code: int, run: RunDir) -> Json:
     # The entrypoint leaves its record just before the rank's command takes over.
-    origin = "workload" if run.rank_record(rank) else "toolkit"
-    return finish.failure(origin, finish.exit_reason(code), code, rank, platform.node())
+    record = run.rank_record(rank)
+    origin = "workload" if record else "toolkit"
+    host = record["host"] if record else platform.node()
+    return finish.failure(origin, finish.exit_reason(code), code, rank, host)
 
 
 def _end(ranks: list[_Rank]) -> None:

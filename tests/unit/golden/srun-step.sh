@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# shellcheck disable=SC2016
+# shellcheck disable=SC2016,SC2317
 # toolkit run: 2 x 4 ranks in job 12
 (
 set -euo pipefail
