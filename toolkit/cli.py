@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from toolkit import __version__
-from toolkit.commands import run, runs
+from toolkit.commands import login, run, runs
 from toolkit.commands.options import add_job_command
 from toolkit.errors import ToolkitError
 
@@ -45,7 +45,7 @@ def _main(
 
 add_job_command(app, "run", run.run)
 add_job_command(app, "submit", run.submit, batch=True)
-for command in (runs.status, runs.logs, runs.cancel):
+for command in (runs.status, runs.logs, runs.cancel, login.login):
     app.command()(command)
 
 
