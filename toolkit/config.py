@@ -51,6 +51,8 @@ OPTIONS: dict[str, type] = {
     "container_name": str,
     "container_mount_home": bool,
     "container_writable": bool,
+    "import_image": bool,
+    "images": str,
     "env": list,
     "srun_arg": list,
     "array": str,

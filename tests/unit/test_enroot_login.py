@@ -72,7 +72,7 @@ def test_a_token_server_on_another_host_gets_its_line(login: Toolkit, file: Path
     ("text", "told"),
     [
         ("machine 127.0.0.1 login ci password wrong\n", "refuses the user name or password"),
-        ("machine other.example.com login ci password hunter2\n", "no line is for machine 127.0.0.1"),
+        ("machine h.example.com login ci password hunter2\n", "no line is for machine 127.0.0.1"),
     ],
     ids=["wrong_password", "wrong_machine"],
 )  # fmt: skip
