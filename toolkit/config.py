@@ -53,6 +53,7 @@ OPTIONS: dict[str, type] = {
     "container_writable": bool,
     "import_image": bool,
     "images": str,
+    "pyxis_flags": list,
     "env": list,
     "srun_arg": list,
     "array": str,

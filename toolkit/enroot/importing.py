@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import deque
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from toolkit.enroot import credentials, squashfs
 from toolkit.enroot.lock import Lock
@@ -64,6 +64,26 @@ def look_up(reference: Reference, site: Site) -> Image:
         ImportImageError: For any other failure.
     """
     return _registry(reference, site).image(reference)
+
+
+def describe(reference: Reference, site: Site) -> dict[str, Any]:
+    """Name, architecture, CUDA version and compressed size of an image in a registry.
+
+    Raises:
+        ToolkitError: As :func:`look_up`.
+    """
+    registry = _registry(reference, site)
+    image = registry.image(reference)
+    config = registry.config(reference, image)
+    environ = dict(
+        entry.partition("=")[::2] for entry in (config.get("config") or {}).get("Env") or []
+    )
+    return {
+        "name": reference.docker(),
+        "architecture": config.get("architecture"),
+        "cuda": environ.get("CUDA_VERSION"),
+        "size": image.size,
+    }
 
 
 def _registry(reference: Reference, site: Site) -> Registry:

@@ -19,7 +19,7 @@ DEFAULT_SYSCONF = "/etc/enroot"
 #: What enroot reads in its configuration (KEY VALUE or KEY=VALUE), with its own defaults where we
 #: need them. A variable of the environment wins over the file, an earlier file over a later one.
 #: Source: enroot 3.5 and 4.1, the program itself.
-_READ = r"""
+READ = r"""
 load() {
     [ -e "$1" ] || return 0
     while IFS=$' \t=' read -r key value; do
@@ -102,7 +102,7 @@ def _settings(sysconf: str, environ: Mapping[str, str]) -> dict[str, str]:
     home = {"HOME": os.path.expanduser("~")}  # noqa: PTH111 - also without HOME in the environment
     try:
         ran = subprocess.run(
-            ["bash", "-c", _READ, "bash", sysconf], env={**home, **environ}, capture_output=True,
+            ["bash", "-c", READ, "bash", sysconf], env={**home, **environ}, capture_output=True,
             text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):

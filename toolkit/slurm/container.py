@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from toolkit.errors import UsageError
+from toolkit.errors import UnavailableError, UsageError
 from toolkit.image import reference
 from toolkit.slurm.environment import RUN_DIR
 
@@ -31,6 +31,11 @@ _OUTPUT = re.compile(
     r"(?:^|_)(?:out|save|ckpt|checkpoint|log|result|write|dump|export|tensorboard|artifact|tb(_|$))"
     r"|(?:run|work|root)_?dir$"
 )
+#: Flags that every job has, and what goes without them.
+_DISPENSABLE = {
+    "container-env": "where the image sets a variable too, its value wins over the job's",
+    "no-container-mount-home": "the site decides whether the home directory is mounted",
+}
 _INPUT = re.compile(r"^(?:load|resume|from|init|read|input|in|pretrained)(?:_|$)")
 
 
@@ -117,6 +122,9 @@ def compose(
             f"--container-name {base}: the first start unpacks the image, and the container stays"
             " on each node after the job; remove it with enroot remove"
         )
+    if spec.pyxis_flags:
+        flags, more = _known(flags, spec.pyxis_flags)
+        notes += more
     return Container(tuple(flags), tuple(notes))
 
 
@@ -187,6 +195,28 @@ def unmounted_outputs(command: Iterable[str], targets: Iterable[str]) -> list[st
                 " --container-writable if it may vanish with the container"
             )
     return notes
+
+
+def _known(flags: list[str], known: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The flags that the cluster's pyxis knows; those that a job can do without are left out.
+
+    Raises:
+        UnavailableError: if one is not known that the job was given.
+    """
+    kept, notes = [], []
+    for flag in flags:
+        name = flag.removeprefix("--").partition("=")[0]
+        if name in known:
+            kept.append(flag)
+        elif name in _DISPENSABLE:
+            notes.append(f"--{name} is unknown to this pyxis (pyxis-flags): {_DISPENSABLE[name]}")
+        else:
+            msg = (
+                f"--{name}: this cluster's pyxis does not know it, says pyxis-flags in"
+                " toolkit.toml. Leave it out, or run `toolkit doctor --save` again."
+            )
+            raise UnavailableError(msg)
+    return kept, notes
 
 
 def _mounts(
