@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from toolkit import __version__
-from toolkit.commands import doctor, enroot, import_image, login, run, runs
+from toolkit.commands import customize, doctor, enroot, import_image, login, run, runs, shell
 from toolkit.commands.options import add_job_command
 from toolkit.errors import ToolkitError
 
@@ -45,7 +45,15 @@ def _main(
 
 add_job_command(app, "run", run.run)
 add_job_command(app, "submit", run.submit, batch=True)
-for command in (runs.status, runs.logs, runs.cancel, login.login, doctor.doctor):
+add_job_command(app, "shell", shell.shell)
+for command in (
+    runs.status,
+    runs.logs,
+    runs.cancel,
+    login.login,
+    doctor.doctor,
+    customize.customize,
+):
     app.command()(command)
 app.command("import")(import_image.import_image)
 app.add_typer(enroot.app)

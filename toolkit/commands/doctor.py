@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from toolkit import config
+from toolkit.commands.import_image import node_environment
 from toolkit.commands.options import Cluster
 from toolkit.commands.view import message
 from toolkit.errors import UnavailableError, UsageError
@@ -53,7 +54,9 @@ def doctor(
         for name in ("partition", "account", "qos", "constraint")
         if name in settings
     ]
-    facts = checks.gather(os.environ, on_node=on == "slurm", srun_flags=flags, image=image or "")
+    facts = checks.gather(
+        node_environment(), on_node=on == "slurm", srun_flags=flags, image=image or ""
+    )
     found = checks.judge(facts)
     if as_json:
         shown = {

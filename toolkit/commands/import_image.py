@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from toolkit.config import Setting
-    from toolkit.enroot.images import Images
+    from toolkit.enroot.images import Images, Imported
 
 DAY_S = 24 * 3600
 
@@ -76,7 +75,7 @@ def import_image(
         raise UsageError("toolkit import: name an image, or give --clean.")
     if on not in {"local", "slurm"}:
         raise UsageError(f"--on {on}: an import runs local or on slurm.")
-    srun = _srun(settings) if on == "slurm" else ()
+    srun = srun_command(settings, "toolkit-import") if on == "slurm" else ()
     if dry_run:
         _show(image, folder, srun)
         return
@@ -85,8 +84,10 @@ def import_image(
     print(json.dumps(record) if as_json else done.path)
 
 
-def fetch(image: str, folder: Images, srun: tuple[str, ...], lock_timeout: float) -> Any:
-    """Import an image and say what is done."""
+def fetch(
+    image: str, folder: Images, srun: tuple[str, ...], lock_timeout: float = 3600.0
+) -> Imported:
+    """Import an image, if it is not there, and say what is done."""
     from toolkit.enroot import importing, site
     from toolkit.image import reference
     from toolkit.slurm import probe
@@ -94,22 +95,31 @@ def fetch(image: str, folder: Images, srun: tuple[str, ...], lock_timeout: float
     if srun:
         why = probe.unreachable(os.environ)
         if why:
-            raise UnavailableError(f"--on slurm: {why}. Leave it out to import on this machine.")
+            raise UnavailableError(f"--on slurm: {why}. Leave it out to use this machine.")
     return importing.fetch(
-        reference.parse(image), folder, site.find(os.environ), os.environ,
+        reference.parse(image), folder, site.find(os.environ), node_environment(),
         say=message, srun=srun, lock_timeout_s=lock_timeout,
     )  # fmt: skip
 
 
-def _srun(settings: Mapping[str, Setting]) -> tuple[str, ...]:
+def srun_command(settings: Mapping[str, Setting], name: str) -> tuple[str, ...]:
     """The command that runs enroot on a compute node."""
     flags = [
         f"--{name}={settings[name].value}"
-        for name in ("partition", "account", "qos", "constraint", "time")
+        for name in ("partition", "account", "qos", "constraint", "time", "mem")
         if name in settings
     ]
-    job = ["--nodes=1", "--ntasks=1", "--job-name=toolkit-import"]
-    return ("srun", *job, *flags)
+    return ("srun", "--nodes=1", "--ntasks=1", f"--job-name={name}", *flags)
+
+
+def node_environment() -> dict[str, str]:
+    """This environment, without what an outer job's variables would tell an srun."""
+    from toolkit.job import JobSpec
+    from toolkit.slurm import environment
+
+    inside = environment.allocation(os.environ) is not None
+    dropped = environment.outer(os.environ, JobSpec(), step=inside)
+    return {name: value for name, value in os.environ.items() if name not in dropped}
 
 
 def _show(image: str, folder: Images, srun: tuple[str, ...]) -> None:
@@ -139,7 +149,5 @@ def _clean(folder: Images, age_s: float, *, dry_run: bool) -> None:
                 continue
         removed += size
         print(f"{'would remove' if dry_run else 'removed'} {what}")
-    now = time.strftime("%F %T")
-    message(
-        f"{now}: {removed / 1e6:.0f} MB {'would be freed' if dry_run else 'freed'} in {folder.path}"
-    )
+    verb = "would be freed" if dry_run else "freed"
+    message(f"{removed / 1e6:.0f} MB {verb} in {folder.path}")

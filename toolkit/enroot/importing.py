@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -28,7 +29,6 @@ from toolkit.errors import (
 from toolkit.targets.process import Signals
 
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 4 * 3600  # a download is slow at times, but not for ever
 LOCK_TIMEOUT_S = 3600.0
-KILL_S = 10
+KILL_S = 30  # a large container is removed on the way out
 
 #: Sizes relative to the compressed layers, of torch images, with some air: 373 MB compressed were
 #: 1.2 GB unpacked and 359 MB as a squashfs file. enroot keeps each layer recompressed in its cache.
@@ -179,7 +179,7 @@ def _import(
     part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     begun = time.time()
     try:
-        code, said = _run(
+        code, said = run_enroot(
             [*srun, site.program or "enroot", "import", "-o", str(part), exact.enroot()], env
         )
         if code != 0:
@@ -311,11 +311,27 @@ def _require_tools(environ: Mapping[str, str]) -> None:
         raise UnavailableError(msg)
 
 
-def _run(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
+def run_enroot(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    limit_s: float = LIMIT_S,
+    echo: Callable[[str], None] = lambda _: None,
+) -> tuple[int, str]:
     """Run enroot in a session of its own: without a terminal it asks for no password.
+
+    Args:
+        argv: the command.
+        env: its environment.
+        limit_s: how long it may take.
+        echo: gets every line that it prints.
 
     Returns:
         Its exit code and the last lines that it printed.
+
+    Raises:
+        CancelledError: Where a signal ended it.
+        ImportImageError: Where it took too long.
     """
     tail: deque[str] = deque(maxlen=20)
     with Signals() as signals:
@@ -324,9 +340,10 @@ def _run(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
             stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
         ) as process:  # fmt: skip
             assert process.stdout is not None
-            reader = threading.Thread(target=_drain, args=(process.stdout, tail), daemon=True)
+            drain = (process.stdout, tail, echo)
+            reader = threading.Thread(target=_drain, args=drain, daemon=True)
             reader.start()
-            end = time.monotonic() + LIMIT_S
+            end = time.monotonic() + limit_s
             while process.poll() is None and signals.caught is None and time.monotonic() < end:
                 time.sleep(0.1)
             late = process.poll() is None
@@ -334,19 +351,15 @@ def _run(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
                 _stop(process)
             reader.join(KILL_S)
         if signals.caught is not None:
-            raise CancelledError(f"cancelled by {_name(signals.caught)}; nothing was left.")
+            raise CancelledError(f"cancelled by {signals.caught.name}; nothing was left.")
     if late:
-        raise ImportImageError(f"{argv[0]} took longer than {LIMIT_S // 3600} hours and was ended.")
+        raise ImportImageError(
+            f"{argv[0]} took longer than {limit_s / 3600:g} hours and was ended."
+        )
     return process.returncode, "\n".join(tail)
 
 
-def _name(number: signal.Signals) -> str:
-    return number.name
-
-
 def _stop(process: subprocess.Popen[str]) -> None:
-    import signal  # noqa: PLC0415 - only on this way out
-
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -355,7 +368,8 @@ def _stop(process: subprocess.Popen[str]) -> None:
             continue
 
 
-def _drain(stream: IO[str], tail: deque[str]) -> None:
+def _drain(stream: IO[str], tail: deque[str], echo: Callable[[str], None]) -> None:
     for line in stream:
         if line.strip():
             tail.append(line.rstrip())
+            echo(line.rstrip())

@@ -61,7 +61,7 @@ class Container:
 
 def compose(
     spec: JobSpec,
-    run_dir: str,
+    run_dir: str | None,
     *,
     cwd: Path,
     environ: Mapping[str, str],
@@ -73,7 +73,7 @@ def compose(
 
     Args:
         spec: the job.
-        run_dir: the run directory on the host, checked by :func:`passable`.
+        run_dir: the run directory on the host, checked by :func:`passable`; None for none.
         cwd: the current directory, for relative paths.
         environ: the caller's environment, for ``$NAME`` and ``~`` in mounts.
         variables: names that the job's values win for over the image's.
@@ -106,14 +106,15 @@ def compose(
         name = _absolute(name, cwd)
         if not exists(name):
             notes.append(f"{name} is not on this machine; it must be on the compute nodes")
-    run_mount = Mount(run_dir, RUN_DIR)
+    run_mount = [Mount(run_dir, RUN_DIR)] if run_dir else []
+    names = ",".join(variables)
     flags = [
         f"--container-image={name}",
-        f"--container-mounts={','.join(map(str, [*mounts, run_mount]))}",
+        f"--container-mounts={','.join(map(str, [*mounts, *run_mount]))}",
         *([f"--container-workdir={workdir}"] if workdir else []),
         "--container-mount-home" if spec.container_mount_home else "--no-container-mount-home",
         *(["--container-writable"] if spec.container_writable else []),
-        f"--container-env={','.join(variables)}",
+        *([f"--container-env={names}"] if names else []),
     ]
     if spec.container_name:
         base, colon, mode = spec.container_name.partition(":")
