@@ -9,7 +9,17 @@ from typing import Annotated
 import typer
 
 from toolkit import __version__
-from toolkit.commands import customize, doctor, enroot, import_image, login, run, runs, shell
+from toolkit.commands import (
+    customize,
+    doctor,
+    enroot,
+    export,
+    import_image,
+    login,
+    run,
+    runs,
+    shell,
+)
 from toolkit.commands.options import add_job_command
 from toolkit.errors import ToolkitError
 
@@ -53,6 +63,7 @@ for command in (
     login.login,
     doctor.doctor,
     customize.customize,
+    export.export,
 ):
     app.command()(command)
 app.command("import")(import_image.import_image)

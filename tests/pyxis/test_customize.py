@@ -60,9 +60,11 @@ def test_a_package_is_there_in_the_new_image(with_pip: Path, shared: Path, where
         "--pip=/demo-1.0-py3-none-any.whl", f"--script={script}",
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
-    command = "python3 -c 'import demo; print(demo.ANSWER)'; cat /etc/added"
-    command += f"; grep -c {with_pip} {RECORD}"
-    job = run("srun", "-N2", f"--container-image={new}", "sh", "-c", command, user="tester")
+    parts = ("python3 -c 'import demo; print(demo.ANSWER)'", "cat /etc/added")
+    command = " ".join(f"$({part})" for part in (*parts, f"grep -c {with_pip} {RECORD}"))
+    job = run(
+        "srun", "-N2", f"--container-image={new}", "sh", "-c", f"echo {command}", user="tester"
+    )
     assert job.stdout.split() == ["42", "from-script", "1"] * 2, job.stderr
     assert left(shared) == []
     assert containers() == []
