@@ -339,9 +339,10 @@ def evaluate(entry: credentials.Entry) -> str:
     if not entry.password.startswith("$"):
         return entry.password
     try:
+        # Through stdin, for everybody sees arguments.
         ran = subprocess.run(
-            ["sh", "-c", f"echo {entry.password}"], capture_output=True, text=True,
-            timeout=EVALUATE_S, check=False, stdin=subprocess.DEVNULL,
+            ["sh"], input=f"{{ echo {entry.password}\n}} </dev/null\n", capture_output=True,
+            text=True, timeout=EVALUATE_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         ran = None
