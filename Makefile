@@ -19,16 +19,18 @@ help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
 
 demo: $(VENV)/demo  ## install, then train GraphSAGE on two "nodes" of two ranks each
-	$(BIN)/toolkit run --nodes 2 --ntasks-per-node 2
+	$(BIN)/toolkit run --on local --nodes 2 --ntasks-per-node 2
 
 test: $(VENV)/test  ## install what the tests need, run every tier that can run here (TIER=unit|slurm|docker|pyxis)
 	$(BIN)/python ci/tiers.py $(TIER)
 
-lint: $(VENV)/test  ## ruff, mypy and shellcheck
+lint: $(VENV)/test  ## ruff, mypy, shellcheck and the CI templates
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy $(shell grep -ls "^\#!.*python" ci/bench/*)
 	ci/shellcheck
+	PATH="$(CURDIR)/$(BIN):$$PATH" ci/lint_templates
 
 clean:  ## remove the environment and caches (runs/ stays)
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -10,15 +10,19 @@ import typer
 
 from toolkit import __version__
 from toolkit.commands import (
+    build,
     customize,
     doctor,
     enroot,
     export,
+    image,
     import_image,
     login,
+    push,
     run,
     runs,
     shell,
+    smoke,
 )
 from toolkit.commands.options import add_job_command
 from toolkit.errors import ToolkitError
@@ -60,14 +64,20 @@ for command in (
     runs.status,
     runs.logs,
     runs.cancel,
+    build.build,
+    push.push,
+    smoke.smoke,
+    export.export,
     login.login,
     doctor.doctor,
     customize.customize,
-    export.export,
 ):
     app.command()(command)
 app.command("import")(import_image.import_image)
 app.add_typer(enroot.app)
+images = typer.Typer(help="Image references.", no_args_is_help=True, rich_markup_mode=None)
+images.command()(image.ref)
+app.add_typer(images, name="image")
 
 
 def main() -> None:

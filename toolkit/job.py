@@ -91,8 +91,13 @@ class JobSpec:
     sbatch_args: tuple[str, ...] = ()
 
     @property
+    def task_is(self) -> str:
+        """What a task of Slurm's is: a ``rank``, or a ``node`` whose torchrun starts the ranks."""
+        return "node" if self.launcher == "torchrun" else "rank"
+
+    @property
     def ntasks(self) -> int:
-        """The number of tasks on all nodes."""
+        """The number of ranks on all nodes."""
         return self.nodes * self.ntasks_per_node
 
     def as_dict(self) -> dict[str, Any]:

@@ -60,8 +60,19 @@ class RunDir:
         """How the run ended."""
         return self.path / "result.json"
 
+    @property
+    def task_is(self) -> str:
+        """What has a log of its own: a ``rank``, or under torchrun a ``node``."""
+        return finish.task_is(self.record())
+
+    def logs(self) -> list[Path]:
+        """The logs that there will be, one a rank or node."""
+        record = self.record()
+        count = record.get("num_nodes" if self.task_is == "node" else "world_size") or 0
+        return [self.path / log_name(number, self.task_is) for number in range(count)]
+
     def log(self, rank: int) -> Path:
-        """What a rank printed."""
+        """What a rank printed, where each has a log."""
         return self.path / log_name(rank)
 
     def rank_record(self, rank: int) -> dict[str, Any] | None:
@@ -127,9 +138,9 @@ def find(which: str | None, folder: Path) -> RunDir:
     raise UsageError(msg)
 
 
-def log_name(rank: int) -> str:
-    """Where a rank's output goes, relative to the run directory."""
-    return f"logs/rank-{rank}.log"
+def log_name(number: int, task_is: str = "rank") -> str:
+    """Where a task's output goes, relative to the run directory."""
+    return f"logs/{task_is}-{number}.log"
 
 
 def root(setting: Setting | None, cwd: Path) -> Path:
@@ -243,17 +254,18 @@ def _point_latest(path: Path) -> None:
 
 def _revision(cwd: Path) -> dict[str, Any] | None:
     """The git commit of the user's code and whether it was changed; None outside a checkout."""
-    git = ("git", "-C", str(cwd))
+    describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     try:
-        head, changes = (
-            subprocess.run(
-                [*git, *args], capture_output=True, text=True, timeout=10, check=True
-            ).stdout.strip()
-            for args in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
-        )
+        said = subprocess.run(
+            ["git", "-C", str(cwd), *describe],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"revision": head, "dirty": bool(changes)}
+    return {"revision": said.removesuffix("-dirty"), "dirty": said.endswith("-dirty")}
 
 
 def workload_names() -> list[str]:

@@ -53,11 +53,13 @@ def status(run: RunDir, environ: Mapping[str, str]) -> dict[str, Any]:
         telling = min(shown["elements"], key=_importance)
         shown.update({key: telling[key] for key in ("state", "reason", "start", "exit_code")})
         return shown
-    job = queue.status(job_id, environ) if job_id and result is None else None
-    if job is not None and job.active:
+    # A job that failed and waits again was requeued; its script sets the old result aside.
+    ask = result is None or result["exit_code"]
+    job = queue.status(job_id, environ) if job_id and ask else None
+    if job is not None and job.active and (result is None or job.pending):
         shown.update(state=job.state.lower(), reason=job.reason, start=job.start)
         return shown
-    if job is not None:
+    if job is not None and result is None:
         result = rebuild(run, job)
     if result is not None:
         code = result["exit_code"]

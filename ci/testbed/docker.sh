@@ -134,13 +134,20 @@ make_base() {
 	engine import - "$base" <"$tarball" >"$bed/log/import" 2>&1 || fail "the base image could not be imported" import
 }
 
+# What no `up` can change: said before anything is touched.
+require() {
+	[ "$(id -u)" -eq 0 ] || cannot "a Docker engine needs root"
+	unshare --mount true 2>/dev/null || cannot "a Docker engine needs namespaces, which are not allowed here"
+	if [ -z "$codename" ] || ! command -v apt-get >/dev/null; then
+		cannot "the test bed's Docker engine needs Debian or Ubuntu"
+	fi
+}
+
 up() {
 	if healthy; then
 		say "the Docker engine is up already"
 		return
 	fi
-	[ "$(id -u)" -eq 0 ] || die "a Docker engine needs root"
-	[ -n "$codename" ] || die "/etc/os-release has no VERSION_CODENAME: this needs Debian or Ubuntu"
 	clear_away
 	# An `up` that fails has said why, and leaves nothing behind.
 	trap clear_away EXIT
@@ -218,6 +225,7 @@ status() {
 
 case ${1:-} in
 up)
+	require
 	one_at_a_time docker
 	up
 	;;

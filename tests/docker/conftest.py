@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import docker
 import pytest
 
+from tests.cli import TOOLKIT
 from tests.testbed import CANNOT, TESTBED, sourced
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Bed:
     def toolkit(self, *arguments: str | Path, stdin: str = "", **env: str) -> Ran:
         """Run a command of the toolkit."""
         done = subprocess.run(
-            [sys.executable, Path(__file__).with_name("app.py"), *arguments],
+            [TOOLKIT, *arguments],
             input=stdin,
             capture_output=True,
             text=True,

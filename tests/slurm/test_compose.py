@@ -194,6 +194,7 @@ def test_a_step_in_an_allocation(cluster: Cluster) -> None:
         assert [env["RANK"] for env in seen] == ["0", "1", "2", "3"]
         assert {env["SLURM_JOB_ID"] for env in seen} == {environ["SLURM_JOB_ID"]}
         assert [env["SLURM_STEP_TASKS_PER_NODE"] for env in seen] == ["2(x2)"] * 4
+        assert [env["SLURMD_NODENAME"] for env in seen] == ["node01"] * 2 + ["node02"] * 2
     finally:
         process.communicate("", timeout=30)
     stale = slurm.stale(environ["SLURM_JOB_ID"], environ)
@@ -300,6 +301,42 @@ def test_a_job_that_ends_with_75_is_queued_again_case_8_7(cluster: Cluster) -> N
         assert not (cluster.folder / "run" / "result.json").exists()
     finally:
         subprocess.run(["scancel", number], check=True, timeout=30)
+
+
+COMMENTS = (
+    "Big simulation",
+    "a # b",
+    "it's",
+    'say "hi"',
+    "back\\slash \\",
+    "$HOME `x`",
+    "é",
+    "x=1,y",
+)
+
+
+def test_header_values_arrive_byte_for_byte_case_8_5(cluster: Cluster) -> None:
+    for number, name in enumerate(COMMENTS):
+        spec = JobSpec(command=("true",), job_name=name, hold=True)
+        plan = slurm.submit_plan(
+            spec,
+            cluster.folder / str(number),
+            cwd=cluster.folder,
+            environ=dict(os.environ),
+            record={},
+        )
+        ran = cluster.paste(plan)
+        assert ran.returncode == 0, ran.stderr
+        job_id = ran.stdout.strip()
+        shown = subprocess.run(
+            ["squeue", "--noheader", "--format=%j", "--jobs", job_id],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        ).stdout
+        subprocess.run(["scancel", job_id], check=True, timeout=30)
+        assert shown.removesuffix("\n") == name
 
 
 def test_each_element_of_an_array_has_its_own_run(cluster: Cluster) -> None:

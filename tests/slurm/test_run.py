@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,8 @@ from typing import Any
 import pytest
 
 from tests import testbed
+from tests.cli import LIMIT, TOOLKIT, shared_folder, toolkit
 
-TOOLKIT = str(Path(sys.executable).with_name("toolkit"))
-LIMIT = 170.0
 SHOW = "import os; print(*(os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR')))"
 # A script in the tutorials' style: torchrun's variables, else Slurm's.
 TUTORIAL = """\
@@ -42,18 +39,8 @@ dist.destroy_process_group()
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A directory that login node and compute nodes share."""
-    folder = Path(os.environ["TOOLKIT_TESTBED_SHARED"], f"run-{uuid.uuid4().hex[:8]}")
-    folder.mkdir()
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def toolkit(cwd: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [TOOLKIT, *words], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True,
-        timeout=LIMIT, check=False,
-    )  # fmt: skip
+    with shared_folder() as folder:
+        yield folder
 
 
 def result(cwd: Path, which: str = "latest") -> dict[str, Any]:
@@ -106,6 +93,22 @@ def test_the_same_through_submit_and_logs(shared: Path) -> None:
     assert (status["state"], status["exit_code"], status["failure"]["rank"]) == ("failed", 3, 3)
     by_job = json.loads(toolkit(shared, "status", "--json", status["job_id"]).stdout)
     assert by_job["run"] == status["run"]
+
+
+def test_under_torchrun_the_failing_rank_is_named_and_threads_are_shared(shared: Path) -> None:
+    # In one write: a torchrun's ranks share its output, line by line at best.
+    program = (
+        "import os, sys, time; sys.stdout.write(f'threads {os.environ[\"OMP_NUM_THREADS\"]}\\n')"
+    )
+    program += "; time.sleep(1); sys.exit(3) if os.environ['RANK'] == '3' else time.sleep(150)"
+    words = ("-N", "2", "--ntasks-per-node", "2", "-c", "2", "--launcher", "torchrun")
+    ran = toolkit(shared, "run", *words, "--", sys.executable, "-c", program)
+    assert ran.returncode == 3, ran.stderr
+    assert "rank 3 on node02" in ran.stderr
+    # Two ranks share the four CPUs of their node's task, or those that this machine really has.
+    threads = max(1, min(4, os.cpu_count() or 1) // 2)
+    said = {line.rpartition("] ")[2] for line in ran.stdout.splitlines() if "] threads" in line}
+    assert said == {f"threads {threads}"}
 
 
 @pytest.mark.parametrize("how", ["run", "submit"])

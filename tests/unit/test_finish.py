@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,50 @@ def test_a_run_directory_that_a_node_does_not_see_is_named(run: Path) -> None:
     (run / "logs/srun.log").write_text("srun: error: node02: task 1: Exited with exit code 2\n")
     assert packed(run, 2).returncode == 78
     assert str(run) in json.loads((run / "result.json").read_text())["failure"]["reason"]
+
+
+def test_a_rank_that_died_of_the_warning_before_the_limit_reached_the_limit(run: Path) -> None:
+    (run / "logs/srun.log").write_text("srun: error: node02: task 1: Terminated\n")
+    record = {"world_size": 2, "num_nodes": 2, "job": {"time": 1800, "signal": "TERM@120"}}
+    (run / "run.json").write_text(json.dumps(record))
+    for rank, age in ((0, 1700), (1, 1690)):
+        world = {"rank": rank, "local_rank": 0, "host": "n", "started": time.time() - age}
+        (run / f"ranks/{rank}.json").write_text(json.dumps(world))
+    assert packed(run, 143).returncode == 124
+    record["job"] = {"time": 18000, "signal": "TERM@120"}
+    (run / "run.json").write_text(json.dumps(record))
+    assert packed(run, 143).returncode == 143, "long before the limit it died of something else"
+
+
+TORCHRUN = """\
+hello 3
+W1130 22:51:04.956000 1634 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process
+E1130 22:51:04.957000 1634 torch/distributed/elastic/multiprocessing/api.py:1002] failed
+Failures:
+[1]:
+  host      : node02
+  rank      : 2 (local_rank: 0)
+  exitcode  : -15 (pid: 1637)  (SIGTERM)
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-30_22:51:04
+  host      : node02
+  rank      : 3 (local_rank: 1)
+  exitcode  : {} (pid: 1638)
+============================================================
+"""
+
+
+@pytest.mark.parametrize(("said", "code"), [("3", 3), ("-9", 137)])
+def test_under_torchrun_its_report_names_the_rank(run: Path, said: str, code: int) -> None:
+    record = {"world_size": 4, "num_nodes": 2, "job": {"launcher": "torchrun"}}
+    (run / "run.json").write_text(json.dumps(record))
+    (run / "logs/node-1.log").write_text(TORCHRUN.format(said))
+    (run / "logs/srun.log").write_text("srun: error: node02: task 1: Exited with exit code 1\n")
+    assert packed(run, 1).returncode == code
+    failed = json.loads((run / "result.json").read_text())["failure"]
+    assert (failed["rank"], failed["host"], failed["last_lines"]) == (3, "node02", ["hello 3"])
 
 
 def test_success_is_recorded_too(run: Path) -> None:

@@ -68,7 +68,7 @@ def test_nothing_of_an_outer_job_reaches_the_ranks() -> None:
         "MASTER_ADDR": "elsewhere",
         "SLURM_CONF": "/etc/slurm.conf",
         "HOME": "/home/u",
-        "MASTER_PORT": "29501",
+        "MASTER_PORT": "29501",  # the outer rank's, not the user's
     }
     plan = compose(JobSpec(command=("a",)), environ)
     seen = plan.environment(plan.processes[0], environ)
@@ -78,7 +78,13 @@ def test_nothing_of_an_outer_job_reaches_the_ranks() -> None:
     )
     assert "TORCHELASTIC_RUN_ID" not in seen
     assert (seen["SLURM_CONF"], seen["HOME"]) == ("/etc/slurm.conf", "/home/u")
-    assert seen["MASTER_PORT"] == "29501", "a user's own port is kept"
+    assert seen["MASTER_PORT"] == "12345"
+
+
+def test_a_users_own_port_is_kept() -> None:
+    environ = {"MASTER_PORT": "29501"}
+    plan = compose(JobSpec(command=("a",)), environ)
+    assert plan.environment(plan.processes[0], environ)["MASTER_PORT"] == "29501"
 
 
 def test_the_users_variables_win() -> None:

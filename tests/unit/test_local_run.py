@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,23 +12,11 @@ from typing import Any
 
 import pytest
 
-TOOLKIT = str(Path(sys.executable).with_name("toolkit"))
+from tests.cli import TOOLKIT, toolkit
+
 SHOW = (
     "import os; print(*(os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'NODE_RANK')))"
 )
-
-
-def toolkit(cwd: Path, *words: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **kwargs.pop("env", {})}
-    return subprocess.run(
-        [TOOLKIT, *words],
-        cwd=cwd,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 def result(cwd: Path) -> dict[str, Any]:
@@ -95,7 +82,7 @@ def test_a_rank_killed_by_a_signal_gives_128_plus_n(tmp_path: Path) -> None:
 
 
 def test_what_the_entrypoint_refuses_is_the_toolkits_failure(tmp_path: Path) -> None:
-    ran = toolkit(tmp_path, "run", "--", "true", env={"MASTER_PORT": "no"})
+    ran = toolkit(tmp_path, "run", "--", "true", MASTER_PORT="no")
     assert ran.returncode == 71
     assert result(tmp_path)["failure"]["origin"] == "toolkit"
     assert "rank 0" in ran.stderr
@@ -188,7 +175,7 @@ def test_nothing_in_the_users_folder_breaks_the_start(tmp_path: Path) -> None:
     for name in ("toolkit", "json", "workloads"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('the wrong module')")
-    ran = toolkit(tmp_path, "run", "--", "true", env={"PYTHONHOME": ""})
+    ran = toolkit(tmp_path, "run", "--", "true")
     assert ran.returncode == 0, ran.stderr
 
 

@@ -194,6 +194,12 @@ def test_login_node_software_is_unset_in_the_script_for_containers_only() -> Non
     kept = text(container_image=IMAGE, env_names=("LD_PRELOAD",), environ={"LD_PRELOAD": "x"})
     (line,) = [line for line in kept.splitlines() if "unset PYTHONHOME" in line]
     assert "LD_PRELOAD" not in line
+    conda = {"CONDA_EXE": "/c", "CONDA_PREFIX": "/p", "CONDA_SHLVL": "1"}
+    kept = text(conda, container_image=IMAGE, env_names=("CONDA_EXE",))
+    (line,) = [line for line in kept.splitlines() if "unset PYTHONHOME" in line]
+    assert "CONDA_EXE" not in line
+    assert "!CONDA_@" not in line
+    assert " CONDA_PREFIX CONDA_SHLVL " in line
 
 
 def test_options_of_a_batch_job() -> None:

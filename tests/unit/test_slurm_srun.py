@@ -213,6 +213,7 @@ def test_an_uneven_allocation_is_named_node_by_node() -> None:
     found = flags(environ, nodes=2, ntasks_per_node=2)
     assert found["--nodelist"] == "node01,node01,node02,node02"
     assert found["--distribution"] == "arbitrary"
+    assert "--nodes" not in found, "24.11 refuses it beside arbitrary"
     assert "--nodelist" not in flags(JOB, nodes=2, ntasks_per_node=2)
 
 

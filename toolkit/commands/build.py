@@ -1,6 +1,5 @@
 """``toolkit build``: an image from the Dockerfile, tested, and pushed where that is asked for."""
 
-# ruff: noqa: TC001 - Typer reads the annotations at run time
 from __future__ import annotations
 
 from enum import StrEnum
@@ -114,7 +113,7 @@ def build(
             _say(f"warning: {note}")
         result |= vars(built)
         if not no_smoke:
-            report = smoking.show(found, built.image_id, gpus=False, to_stderr=True)
+            report = smoking.show(found, spec.tag, gpus=False, to_stderr=True)
             smoking.require(report)
             result["versions"] = report.versions
         if login:

@@ -26,7 +26,8 @@ DAY_S = 24 * 3600
 
 def import_image(
     image: Annotated[
-        str | None, typer.Argument(metavar="[IMAGE]", help="Reference of an image in a registry.")
+        str | None,
+        typer.Argument(metavar="[IMAGE]", help="Image [default: container-image of toolkit.toml]."),
     ] = None,
     *,
     images: Annotated[
@@ -71,8 +72,7 @@ def import_image(
             raise UsageError("--clean goes through the whole folder: leave IMAGE out.")
         _clean(folder, unused * DAY_S, dry_run=dry_run)
         return
-    if image is None:
-        raise UsageError("toolkit import: name an image, or give --clean.")
+    image = _configured(settings) if image is None else image
     if on not in {"local", "slurm"}:
         raise UsageError(f"--on {on}: an import runs local or on slurm.")
     srun = srun_command(settings, "toolkit-import") if on == "slurm" else ()
@@ -82,6 +82,16 @@ def import_image(
     done = fetch(image, folder, srun, lock_timeout)
     record = {**done.record, "path": str(done.path)}
     print(json.dumps(record) if as_json else done.path)
+
+
+def _configured(settings: Mapping[str, Setting]) -> str:
+    """The project's image, by the digest that ``toolkit push`` wrote into ``image.lock``."""
+    from toolkit.image import lock
+
+    if "container_image" not in settings:
+        raise UsageError("toolkit import: name an image, or give --clean.")
+    name = str(settings["container_image"].value)
+    return lock.pinned(name, Path.cwd()) or name
 
 
 def fetch(

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,7 @@ def submit(
         msg = f"{on.source}: a batch job goes to Slurm; `toolkit run` runs elsewhere."
         raise UsageError(msg)
     spec = _imported(spec, settings, cwd, dry_run=dry_run)
+    spec = replace(spec, signal=sbatch.signal_of(spec))  # run.json keeps what the job will get
     start = _Start(settings, spec, slurm.NAME, cwd, slurm.submit_plan)
     if dry_run:
         start.show()
@@ -117,13 +119,26 @@ def job(settings: Mapping[str, Setting], words: list[str], *, explicit_command: 
         UsageError: if the first word is no workload and no ``--`` marks it as a command.
     """
     if explicit_command or not words:
-        return make_spec(settings, command=tuple(words))
+        return _pinned(make_spec(settings, command=tuple(words)))
     name, *arguments = words
     known = run_dir.workload_names()
     if name not in known:
         msg = config.unknown("workload", name, known)
         raise UsageError(f"{msg} To run a command of your own, put it after --.")
-    return make_spec(settings, workload=name, command=tuple(arguments))
+    return _pinned(make_spec(settings, workload=name, command=tuple(arguments)))
+
+
+def _pinned(spec: JobSpec) -> JobSpec:
+    """The job with its image by the digest that ``toolkit push`` wrote into ``image.lock``."""
+    if spec.container_image is None:
+        return spec
+    from toolkit.image import lock
+
+    image = lock.pinned(spec.container_image, Path.cwd())
+    if image is None:
+        return spec
+    view.message(f"{lock.FILE_NAME}: {spec.container_image} is {image}")
+    return replace(spec, container_image=image)
 
 
 def _imported(

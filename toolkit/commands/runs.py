@@ -18,8 +18,6 @@ from toolkit.entrypoint.finish import describe
 from toolkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from toolkit.run_dir import RunDir
 
 Which = Annotated[
@@ -66,7 +64,9 @@ def logs(
         bool,
         typer.Option("-f", "--follow", help="Go on until the run ends; end with its exit code."),
     ] = False,
-    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Only this rank (under torchrun: this node).")
+    ] = None,
 ) -> None:
     """Show what the ranks of a run printed."""
     run = _find(which, runs)
@@ -94,34 +94,33 @@ def _find(which: str | None, runs: str | None) -> RunDir:
 
 
 class _Printer:
-    """Prints what the logs of a run have gained, each line behind its rank's number."""
+    """Prints what the logs of a run have gained, each line behind the name of its rank."""
 
     def __init__(self, run: RunDir, rank: int | None) -> None:
-        self._run = run
-        self._rank = rank
-        self._offsets: dict[int, int] = {}
+        logs = run.logs()
+        if rank is not None:
+            if rank >= len(logs):
+                msg = f"--rank {rank}: {run.path.name} has the logs of {len(logs)} {run.task_is}s."
+                raise UsageError(msg)
+            logs = [logs[rank]]
+        self._offsets = dict.fromkeys(logs, 0)
 
     def show(self, *, ended: bool = False) -> None:
         """Print the whole lines that are new; half a line too, once the run has ended."""
-        for rank in self._ranks():
+        for path, offset in self._offsets.items():
             try:
-                with self._run.log(rank).open("rb") as log:
-                    log.seek(self._offsets.get(rank, 0))
+                with path.open("rb") as log:
+                    log.seek(offset)
                     text = log.read()
             except FileNotFoundError:
                 continue
             if not ended:
                 text = text[: text.rfind(b"\n") + 1]
-            self._offsets[rank] = self._offsets.get(rank, 0) + len(text)
+            self._offsets[path] += len(text)
+            who = path.stem.replace("-", " ")
             for line in text.decode(errors="replace").splitlines():
-                print(f"[rank {rank}] {line}")
+                print(f"[{who}] {line}")
         sys.stdout.flush()
-
-    def _ranks(self) -> Iterator[int]:
-        if self._rank is not None:
-            yield self._rank
-        else:
-            yield from range(self._run.record().get("world_size") or 0)
 
 
 def _follow(run: RunDir, printer: _Printer) -> int:
@@ -139,9 +138,11 @@ def _follow(run: RunDir, printer: _Printer) -> int:
             message(text)
             said = text
         asked = time.monotonic()
-        while time.monotonic() < asked + ASK_S and not run.result_file.exists():
+        while time.monotonic() < asked + ASK_S:
             printer.show()
             time.sleep(FOLLOW_S)
+            if run.result_file.exists() and shown["state"] != "pending":
+                break
     printer.show(ended=True)
     if shown["exit_code"] is None:
         message(f"{run.path.name}: nothing knows how this run ended; no record was left")

@@ -9,9 +9,9 @@ from typing import Any
 
 from toolkit import config
 from toolkit.commands.options import Cluster, DryRun, Words
+from toolkit.commands.run import job
 from toolkit.commands.view import message
 from toolkit.errors import UnavailableError, UsageError
-from toolkit.job import make_spec
 
 #: bash where the image has it.
 SHELL = ("sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
@@ -36,7 +36,7 @@ def shell(
 
     cwd = Path.cwd()
     settings = config.settings(options, os.environ, cwd, cluster)
-    spec = make_spec(settings, command=tuple(words or SHELL))
+    spec = job(settings, list(words or SHELL), explicit_command=True)
     if spec.container_image is None:
         raise UsageError("toolkit shell: name the image with --image or in toolkit.toml.")
     spec = (

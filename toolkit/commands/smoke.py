@@ -1,6 +1,5 @@
 """``toolkit smoke``: whether an image will start and train on a cluster."""
 
-# ruff: noqa: TC003 - Typer reads the annotations at run time
 from __future__ import annotations
 
 from pathlib import Path

@@ -23,10 +23,10 @@ class PlainView:
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
-    def line(self, rank: int, text: str) -> None:
+    def line(self, who: str, text: str) -> None:
         """Show a line that a rank printed."""
         # One write, so that lines of two ranks do not mix.
-        self._stream.write(f"[rank {rank}] {text}\n")
+        self._stream.write(f"[{who}] {text}\n")
         self._stream.flush()
 
     def note(self, text: str) -> None:
@@ -46,9 +46,9 @@ class LiveView:
         self._offset = 0
         self._seen: dict[str, Any] = {}
 
-    def line(self, rank: int, text: str) -> None:
+    def line(self, who: str, text: str) -> None:
         """Show a line above the display, as it is: no markup, no colours of Rich's own."""
-        self._progress.console.out(f"[rank {rank}] {text}", highlight=False)
+        self._progress.console.out(f"[{who}] {text}", highlight=False)
 
     def note(self, text: str) -> None:
         """Show a message of the target's above the display."""

@@ -7,8 +7,6 @@ know nothing of this project. ``resolve()`` answers with a :class:`World` or rai
 
 from __future__ import annotations
 
-from toolkit.entrypoint.launchers import find_ranks
-from toolkit.entrypoint.rendezvous import choose_address, choose_port, loopback_interfaces
 from toolkit.entrypoint.world import EntrypointError, Variables, World
 
 TYPE_CHECKING = False
@@ -31,6 +29,9 @@ def resolve(environ: Mapping[str, str] | None = None) -> World:
         EntrypointError: the variables are wrong, partial or contradict each other (exit code 71),
             or they call for a warning and ``TOOLKIT_STRICT=1`` makes warnings errors.
     """
+    from toolkit.entrypoint.launchers import find_ranks
+    from toolkit.entrypoint.rendezvous import choose_address, choose_port, loopback_interfaces
+
     variables = Variables(environ)
     try:
         ranks = find_ranks(variables)

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 USAGE = """\
-usage: python -m toolkit.entrypoint [--show | --hostlist EXPR | --finish RUN CODE] [-- COMMAND...]
+usage: python -m toolkit.entrypoint --show | --hostlist EXPR | --finish RUN CODE
+       python -m toolkit.entrypoint [--agent RANKS] -- COMMAND...
 
   --show             print the World (ranks, MASTER_ADDR, MASTER_PORT) as JSON; start nothing
   --hostlist EXPR    print the names of a Slurm host list, one a line
   --finish RUN CODE  write result.json of a run whose srun ended with CODE, and end with the
                      first failing rank's own code
   -- COMMAND...      check that the ranks can meet, export the World, become COMMAND
+  --agent RANKS      COMMAND is no rank but starts so many on this node, as torchrun does
 
 Ends with 71 where ranks or variables are wrong, 76 where the address or the port cannot be used.
 """
@@ -69,10 +71,14 @@ def run(arguments: list[str]) -> int:
         from toolkit.entrypoint.finish import finish
 
         return finish(arguments[1], parse_number(arguments[2], "CODE"))
-    if arguments and arguments[0] == "--" and len(arguments) > 1:
+    agent_of = 0
+    if len(arguments) > 1 and arguments[0] == "--agent":
+        agent_of = parse_number(arguments[1], "RANKS")
+        arguments = arguments[2:]
+    if arguments[:1] == ["--"] and len(arguments) > 1:
         from toolkit.entrypoint.start import start
 
-        return start(resolve(), arguments[1:], say)
+        return start(resolve(), arguments[1:], say, agent_of=agent_of)
     helped = arguments in (["-h"], ["--help"])
     write(1 if helped else 2, USAGE.rstrip())
     return 0 if helped else 2

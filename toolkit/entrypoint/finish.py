@@ -186,7 +186,7 @@ def result(
         hosts: one name a node.
     """
     record = read_json(os.path.join(run_dir, "run.json")) or {}
-    if failed is not None and failed["rank"] is not None:
+    if failed is not None and failed["rank"] is not None and not failed["last_lines"]:
         failed["last_lines"] = last_lines(log(run_dir, failed["rank"]))
     return {
         "run_dir": run_dir,
@@ -237,8 +237,42 @@ def judge(run_dir: str, code: int) -> Optional[Json]:
         lambda rank: os.path.exists(os.path.join(run_dir, "ranks", "%d.json" % rank)),
     )
     if found is not None:
+        record = read_json(os.path.join(run_dir, "run.json")) or {}
+        if found["rank"] is not None and signalled_before_limit(run_dir, record, found):
+            return failure("slurm", "reached its time limit, of which its ranks were warned", 124)
+        if task_is(record) == "node" and found["rank"] is not None:
+            return torchrun_failure(run_dir, found)
         return _explained(run_dir, found)
     return failure("slurm", exit_reason(code), code if 128 < code <= 192 else 78)
+
+
+def signalled_before_limit(run_dir: str, record: Json, found: Json) -> bool:
+    """Whether a rank died of the signal that Slurm sends some time before the limit (--signal).
+
+    Slurm may send it up to 60 s early: sbatch(1), ``--signal``.
+    """
+    job = record.get("job", {})
+    lead = re.search(r"@(\d+)$", job.get("signal") or "")
+    begun = min((one["started"] for one in rank_records(run_dir)), default=None)
+    if not (job.get("time") and lead and begun and "by signal" in found["reason"]):
+        return False
+    return bool(time.time() - begun > job["time"] - int(lead.group(1)) - 60)
+
+
+def torchrun_failure(run_dir: str, found: Json) -> Json:
+    """The rank that a node's torchrun reports as the root cause; torchrun itself ends with 1."""
+    path = os.path.join(run_dir, "logs", "node-%d.log" % found["rank"])
+    lines = read_lines(path)
+    report = "\n".join(lines).rpartition("Root Cause (first observed failure):")[2]
+    cause = dict(re.findall(r"^ +(host|rank|exitcode) +: (\S+)", report, re.MULTILINE))
+    if not re.fullmatch(r"-?\d+", cause.get("exitcode", "")) or not cause.get("rank"):
+        return dict(found, rank=None, last_lines=lines[-LAST_LINES:])
+    code = int(cause["exitcode"])
+    code = code if code >= 0 else 128 - code
+    shown = failure("workload", exit_reason(code), code, int(cause["rank"]), cause.get("host"))
+    before = [line for line in lines if "torch/distributed/elastic" in line]
+    shown["last_lines"] = lines[: lines.index(before[0])][-LAST_LINES:] if before else []
+    return shown
 
 
 def _explained(run_dir: str, found: Json) -> Json:
@@ -255,7 +289,7 @@ def messages(run_dir: str) -> List[str]:
     """What srun said, then what slurmstepd wrote into the ranks' logs: how a step ended."""
     lines = read_lines(os.path.join(run_dir, SRUN_LOG))
     for name in sorted(os.listdir(os.path.join(run_dir, "logs"))):
-        if name.startswith("rank-"):
+        if name.startswith(("rank-", "node-")):
             tail = last_lines(os.path.join(run_dir, "logs", name), 50)
             lines += [line for line in tail if line.startswith("slurmstepd")]
     return lines
@@ -298,6 +332,11 @@ def rank_records(run_dir: str) -> List[Json]:
 def hosts(run_dir: str) -> List[str]:
     """The hosts that ranks ran on, one a node."""
     return [record["host"] for record in rank_records(run_dir) if record["local_rank"] == 0]
+
+
+def task_is(record: Json) -> str:
+    """What one task of Slurm's is: a ``rank``, or a ``node`` whose torchrun starts the ranks."""
+    return "node" if record.get("job", {}).get("launcher") == "torchrun" else "rank"
 
 
 def log(run_dir: str, rank: int) -> str:

@@ -17,8 +17,13 @@ NOT_FOUND = 127  # what a shell ends with
 NOT_EXECUTABLE = 126
 
 
-def start(world: World, command: list[str], say: Callable[[str], None]) -> int:
+def start(
+    world: World, command: list[str], say: Callable[[str], None], *, agent_of: int = 0
+) -> int:
     """Replace this process by ``command`` in ``world``; returns an exit code only if it cannot.
+
+    With ``agent_of`` the command is no rank but starts so many of them on this node, each through
+    an entrypoint of its own: the CPUs are shared among them, and they leave the records.
 
     Raises:
         EntrypointError: the address or port cannot be used (76), or a variable is wrong (71).
@@ -35,12 +40,13 @@ def start(world: World, command: list[str], say: Callable[[str], None]) -> int:
     environ = dict(os.environ)
     world.export(environ)
     if not variables.get("OMP_NUM_THREADS"):
-        environ["OMP_NUM_THREADS"] = str(count_threads(world, variables, *cpus_here()))
+        threads = count_threads(world, variables, *cpus_here())
+        environ["OMP_NUM_THREADS"] = str(max(1, threads // (agent_of or 1)))
     if not variables.get("TORCH_NCCL_ASYNC_ERROR_HANDLING"):
         # torchrun sets it, plain srun does not: without it a rank waits for a dead one for ever.
         environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
     run_dir = variables.get("TOOLKIT_RUN_DIR")
-    if run_dir:
+    if run_dir and not agent_of:
         from toolkit.entrypoint.record import write_record
 
         try:

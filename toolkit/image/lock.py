@@ -6,11 +6,12 @@ import json
 import os
 import tempfile
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import UsageError
+from toolkit.image.reference import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,6 +68,23 @@ def write(lock: Lock, folder: Path) -> Path:
         temporary.unlink(missing_ok=True)
         raise
     return path
+
+
+def pinned(image: str, folder: Path) -> str | None:
+    """``image`` by the digest in ``folder``'s lock; None where the lock is of another image.
+
+    Raises:
+        UsageError: Where the image or the lock cannot be read.
+    """
+    named = parse(image)
+    lock = read(folder)
+    if lock is None or named.is_file or named.digest is not None:
+        return None
+    locked = parse(lock.reference)
+    # Docker's spelling is one for all that mean the same, "pyg" and "docker.io/library/pyg:latest".
+    if named.push_target() != locked.push_target():
+        return None
+    return replace(locked, digest=lock.digest).docker()
 
 
 def read(folder: Path) -> Lock | None:

@@ -15,7 +15,7 @@ import tempfile
 import time
 import uuid
 import zipfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -242,25 +242,26 @@ def _two_containers(engine: Engine, image: Image) -> Result:
     began = time.monotonic()
     tag = uuid.uuid4().hex[:8]
     hosts = [f"smoke-{tag}-{rank}" for rank in range(2)]
-    ranks = []
+    ranks: list[Container | Ended] = []
     with _network(engine, f"toolkit-smoke-{tag}") as (network, error):
         if error:
             return Result("ddp-2", ok=False, detail=f"no network for two containers: {error}")
-        for rank, host in enumerate(hosts):
-            environment = {
-                "RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": hosts[0],
-                "MASTER_PORT": "29400",
-                "GLOO_SOCKET_IFNAME": "eth0",
-            }
-            ranks.append(
-                _start(
-                    engine, image, ["-c", START, "rank"],
-                    name=host, hostname=host, network=network, environment=environment,
-                )
-            )  # fmt: skip
-        ended = [_end(started, LIMIT_SECONDS) for started in ranks]
+        try:
+            for rank, host in enumerate(hosts):
+                environment = {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": "2",
+                    "MASTER_ADDR": hosts[0],
+                    "MASTER_PORT": "29400",
+                    "GLOO_SOCKET_IFNAME": "eth0",
+                }
+                options = {"name": host, "hostname": host, "network": network}
+                command = ["-c", START, "rank"]
+                ranks.append(_start(engine, image, command, environment, **options))
+            ended = [_end(started, LIMIT_SECONDS) for started in ranks]
+        finally:
+            for started in ranks:
+                _remove(started)
     seconds = time.monotonic() - began
     for rank, how in enumerate(ended):
         if how.code != 0:
@@ -339,12 +340,20 @@ def _end(started: Container | Ended, limit: int) -> Ended:
             code = started.wait(timeout=limit)["StatusCode"]
         except requests.exceptions.RequestException:
             code = None
-            started.kill()
         stdout = started.logs(stdout=True, stderr=False).decode(errors="replace")
         stderr = started.logs(stdout=False, stderr=True).decode(errors="replace")
     finally:
-        started.remove(force=True)
+        _remove(started)
     return Ended(code, stdout, stderr)
+
+
+def _remove(started: Container | Ended) -> None:
+    """Stop and remove a container; no matter if it is gone."""
+    from docker.errors import NotFound  # noqa: PLC0415 - heavy
+
+    if not isinstance(started, Ended):
+        with suppress(NotFound):
+            started.remove(force=True)
 
 
 @cache

@@ -102,7 +102,7 @@ def script(
         "",
         *_start(spec, path, cwd),
         "",
-        *_environment(spec, step.env),
+        *_environment(spec, step.env, environ),
         "",
         " \\\n\t".join(_lines_of(step.argv)),
         *_end(spec, python),
@@ -177,14 +177,19 @@ def _head(spec: JobSpec, path: Path, cwd: Path) -> list[str]:
         "--export=ALL",
         "--requeue" if spec.requeue else "--no-requeue",
     ]
-    if signal := _signal(spec):
+    if signal := signal_of(spec):
         flags.append(f"--signal={signal}")
     wanted = {"array": spec.array, "dependency": spec.dependency}
     flags += [f"--{name}={value}" for name, value in wanted.items() if value]
     return [*flags, "--hold"] if spec.hold else flags
 
 
-def _signal(spec: JobSpec) -> str | None:
+def signal_of(spec: JobSpec) -> str | None:
+    """The job's --signal: as given, else the default where the limit is long enough.
+
+    Raises:
+        UsageError: if it would not reach the ranks, or is no signal.
+    """
     if spec.signal is None:
         return DEFAULT_SIGNAL if (spec.time or 0) >= DEFAULT_SIGNAL_FROM_S else None
     if "B:" in spec.signal:
@@ -230,7 +235,7 @@ def _start(spec: JobSpec, path: Path, cwd: Path) -> list[str]:
     ]
 
 
-def _environment(spec: JobSpec, env: Mapping[str, str]) -> list[str]:
+def _environment(spec: JobSpec, env: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
     """What is unset and set before srun."""
     asked = environment.asked_for(spec)
     shells = sorted(_BASHS_OWN & asked)
@@ -240,7 +245,14 @@ def _environment(spec: JobSpec, env: Mapping[str, str]) -> list[str]:
     inherited = [name for name in _SAID_AGAIN if name not in asked]
     lines = [f"unset {' '.join(inherited)}  # said again below"]
     if names := environment.login_node(spec):
-        words = [f'"${{!{name}@}}"' if name.endswith("_") else name for name in names]
+        words: list[str] = []
+        for name in names:
+            if not name.endswith("_"):
+                words.append(name)
+            elif any(other.startswith(name) for other in spec.env_names):
+                words += sorted(n for n in environ if n.startswith(name) and n not in asked)
+            else:
+                words.append(f'"${{!{name}@}}"')
         lines.append(f"unset {' '.join(words)}  # the login node's, not the image's")
     passed = [name for name in (*spec.env_names, *env) if name not in env or _passed(name)]
     if passed:

@@ -61,7 +61,25 @@ _HARMFUL = {
     "chdir": "the command starts elsewhere; start toolkit in that directory instead",
     "wrap": "the script is not run",
 }
-_LOG = "logs/rank-%t.log"  # run_dir.log_name() in Slurm's words
+#: What it does when the user's value replaces ours.
+_CONSEQUENCES = {
+    "gpu-bind": ": each rank may see a part of the node's GPUs only, as device 0",
+    "kill-on-bad-exit": ": when one rank fails, the others wait for it until the time limit",
+    "nodes": ": use toolkit's --nodes, which the rest of the line goes by",
+    "ntasks": ": use toolkit's --ntasks, which the rest of the line goes by",
+    "ntasks-per-node": ": use toolkit's --ntasks-per-node, which the rest of the line goes by",
+    "output": ": toolkit logs does not find what ranks print",
+    "error": ": toolkit logs does not find what ranks print",
+}
+_PYXIS_PAIRS = frozenset({"container-mount-home", "container-writable", "container-readonly"})
+_PYXIS_OWN = frozenset({"container-workdir", "container-name", "container-env"})
+#: Pairs of which pyxis takes one only.
+_OPPOSITE = {
+    "container-mount-home": "no-container-mount-home",
+    "no-container-mount-home": "container-mount-home",
+    "container-readonly": "container-writable",
+}
+_LOGS = "logs/{}-%t.log"  # run_dir.log_name() in Slurm's words
 _TRES = frozenset({"gres", "tres-per-task", "tres-per-node", "tres-per-job", "tres-per-socket"})
 
 
@@ -110,9 +128,10 @@ def compose(
     env = environment.variables(spec, seen, fresh)
     flags = _resources(spec, kind, job_id)
     if hosts:
+        flags.remove(f"--nodes={spec.nodes}")  # 24.11 refuses it beside arbitrary
         flags += ["--distribution=arbitrary", f"--nodelist={','.join(hosts)}"]
     if kind == "batch":
-        flags += ["--open-mode=truncate", f"--output={run_dir}/{_LOG}"]
+        flags += ["--open-mode=truncate", f"--output={run_dir}/{_LOGS.format(spec.task_is)}"]
     else:
         flags.append("--label")
     notes: list[str] = []
@@ -243,25 +262,6 @@ def contradictions(args: Iterable[str], ours: Iterable[str], source: str) -> lis
     return notes
 
 
-_CONSEQUENCES = {
-    "gpu-bind": ": each rank may see a part of the node's GPUs only, as device 0",
-    "kill-on-bad-exit": ": when one rank fails, the others wait for it until the time limit",
-    "nodes": ": use toolkit's --nodes, which the rest of the line goes by",
-    "ntasks": ": use toolkit's --ntasks, which the rest of the line goes by",
-    "ntasks-per-node": ": use toolkit's --ntasks-per-node, which the rest of the line goes by",
-    "output": ": toolkit logs does not find what ranks print",
-    "error": ": toolkit logs does not find what ranks print",
-}
-_PYXIS_PAIRS = frozenset({"container-mount-home", "container-writable", "container-readonly"})
-_PYXIS_OWN = frozenset({"container-workdir", "container-name", "container-env"})
-#: Pairs of which pyxis takes one only.
-_OPPOSITE = {
-    "container-mount-home": "no-container-mount-home",
-    "no-container-mount-home": "container-mount-home",
-    "container-readonly": "container-writable",
-}
-
-
 def carried(command: tuple[str, ...]) -> tuple[str, ...]:
     """``command`` as srun delivers it unchanged.
 
@@ -312,10 +312,11 @@ def _entry(spec: JobSpec, seen: str, python: str) -> tuple[str, ...]:
     command = spec.command
     if spec.workload is not None:
         command = (python, f"{seen}/{run_dirs.WORKLOADS}", spec.workload, *spec.workload_args)
-    entry = (python, "-I", "-S", f"{seen}/{run_dirs.ENTRYPOINT}", "--")
+    entry = (python, "-I", "-S", f"{seen}/{run_dirs.ENTRYPOINT}")
     if spec.launcher == "torchrun":
-        command = (*_torchrun(spec, command, python), *entry, *command)
-    return (*entry, *carried(command))
+        command = (*_torchrun(spec, command, python), *entry, "--", *command)
+        return (*entry, "--agent", str(spec.ntasks_per_node), "--", *carried(command))
+    return (*entry, "--", *carried(command))
 
 
 def _torchrun(spec: JobSpec, command: tuple[str, ...], python: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING
 from toolkit.entrypoint import finish
 from toolkit.errors import UnavailableError
 from toolkit.job import Outcome
+from toolkit.run_dir import log_name
 from toolkit.slurm import queue
 from toolkit.targets.process import Signals, exit_code, start
 
@@ -43,6 +44,7 @@ class _Listener:
         self.waiting_job: str | None = None
         self.failed_at: float | None = None
         self._run = run
+        self._task_is = run.task_is
         self._view = view
         self._logs: dict[str, IO[bytes]] = {}
         self._lock = threading.Lock()
@@ -55,9 +57,9 @@ class _Listener:
             if match is None or match[2].startswith(b"slurmstepd"):
                 self._message(match[2] if match else line)
             else:
-                rank = int(match[1])
-                self._write(str(self._run.log(rank)), match[2])
-                self._view.line(rank, _text(match[2]))
+                number = int(match[1])
+                self._write(str(self._run.path / log_name(number, self._task_is)), match[2])
+                self._view.line(f"{self._task_is} {number}", _text(match[2]))
 
     def _message(self, line: bytes) -> None:
         self._write(str(self._run.path / finish.SRUN_LOG), line)

@@ -25,8 +25,8 @@ TARGETS = ("local", "slurm")
 class View(Protocol):
     """Where a run's output and progress go."""
 
-    def line(self, rank: int, text: str) -> None:
-        """Show a line that a rank printed; called from several threads."""
+    def line(self, who: str, text: str) -> None:
+        """Show a line that ``rank N`` printed; called from several threads."""
 
     def note(self, text: str) -> None:
         """Show what the target itself has to say, such as why a job waits."""

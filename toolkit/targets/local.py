@@ -23,8 +23,9 @@ from typing import IO, TYPE_CHECKING
 
 from toolkit import run_dir as run_dirs
 from toolkit.entrypoint import finish
-from toolkit.errors import UnavailableError, UsageError
+from toolkit.errors import UnavailableError
 from toolkit.job import Outcome, Plan, Process
+from toolkit.slurm import environment
 from toolkit.targets.process import Signals, exit_code, signal_group, start
 
 if TYPE_CHECKING:
@@ -41,28 +42,6 @@ NAME = "local"
 #: A failed or cancelled run's other ranks get this long between SIGTERM and SIGKILL.
 GRACE_S = 2.0
 
-#: Variables of an outer launcher: none of them may reach ranks that this one starts.
-_OUTER = (
-    "SLURM_",
-    "SLURMD_",
-    "SRUN_",
-    "OMPI_COMM_WORLD_",
-    "PMI_",
-    "PMIX_",
-    "TORCHELASTIC_",
-    "GROUP_",
-)
-_OUTER_NAMES = frozenset(
-    {
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "NODE_RANK",
-        "ROLE_RANK",
-        "MASTER_ADDR",
-    }
-)
 _PORTS = range(10_000, 32_768)  # below Linux's ephemeral ports
 
 
@@ -166,10 +145,7 @@ def compose(
     Raises:
         UsageError: if ``--env NAME`` names a variable that is not set.
     """
-    missing = [name for name in spec.env_names if name not in environ]
-    if missing:
-        msg = f"--env {missing[0]}: {missing[0]} is not set in your environment. Export it first."
-        raise UsageError(msg)
+    environment.require(spec, environ)
     own = dict(spec.env)
     cpus_per_task = spec.cpus_per_task or max(1, machine.cpus // spec.ntasks)
     nodes = f"node[0-{spec.nodes - 1}]" if spec.nodes > 1 else "node0"
@@ -200,7 +176,8 @@ def compose(
         **{name: str(value) for name, value in step.items()},
         "PYTHONUNBUFFERED": "1",
     }
-    if "MASTER_PORT" not in environ:
+    unset = environment.outer(environ, spec)
+    if "MASTER_PORT" not in environ or "MASTER_PORT" in unset:
         env["MASTER_PORT"] = str(machine.port)
     if "GLOO_SOCKET_IFNAME" not in environ and sys.platform == "linux":
         env["GLOO_SOCKET_IFNAME"] = "lo"  # a laptop's own host name often resolves to nowhere
@@ -213,6 +190,7 @@ def compose(
             ("--container-image", spec.container_image),
             ("--container-mounts", spec.container_mounts),
             ("--srun-arg", spec.srun_args),
+            ("--launcher torchrun", spec.launcher == "torchrun"),
         )
         if value
     ]
@@ -242,13 +220,9 @@ def compose(
         stage=run_dirs.stage_command(path, record, workload=spec.workload is not None),
         processes=tuple(processes),
         env={**env, **own},
-        unset=tuple(sorted(name for name in environ if _is_outer(name))),
+        unset=unset,
         notes=tuple(filter(None, [note, *ignored])),
     )
-
-
-def _is_outer(name: str) -> bool:
-    return name in _OUTER_NAMES or (name.startswith(_OUTER) and name != "SLURM_CONF")
 
 
 def _argv(spec: JobSpec, path: Path, python: str) -> tuple[str, ...]:
@@ -291,7 +265,7 @@ class _Rank:
         for line in self.process.stdout:
             self._log.write(line)
             self._log.flush()
-            self._view.line(self.rank, line.decode(errors="replace").rstrip("\r\n"))
+            self._view.line(f"rank {self.rank}", line.decode(errors="replace").rstrip("\r\n"))
 
     def drain(self) -> None:
         """Read what is left; a grandchild that holds the pipe open is not waited for."""

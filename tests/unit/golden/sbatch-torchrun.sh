@@ -40,8 +40,8 @@ srun --nodes=2 \
 	--export=ALL \
 	--input=none \
 	--open-mode=truncate \
-	--output="$toolkit_run"/logs/rank-%t.log \
-	/venv/bin/python -I -S "$toolkit_run"/entrypoint.pyz -- sh -c 'exec "$0" -m torch.distributed.run --nnodes=2 --nproc-per-node=4 --node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --no-python "$@"' python /venv/bin/python -I -S "$toolkit_run"/entrypoint.pyz -- python train.py
+	--output="$toolkit_run"/logs/node-%t.log \
+	/venv/bin/python -I -S "$toolkit_run"/entrypoint.pyz --agent 4 -- sh -c 'exec "$0" -m torch.distributed.run --nnodes=2 --nproc-per-node=4 --node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --no-python "$@"' python /venv/bin/python -I -S "$toolkit_run"/entrypoint.pyz -- python train.py
 toolkit_code=$?
 
 for toolkit_python in /venv/bin/python python3; do

@@ -5,11 +5,15 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.docker.conftest import Bed
 
+pytestmark = pytest.mark.timeout(1200)  # the first test builds the image, cold
 
-def test_zz_no_secret_in_outputs_files_and_layers(bed: Bed, image: str) -> None:
+
+def test_no_secret_in_outputs_files_and_layers(bed: Bed, image: str) -> None:
     login = f"{bed.user}:{bed.password}"
     secrets = [bed.password.encode(), base64.b64encode(login.encode())]
     assert len(bed.outputs) > 2

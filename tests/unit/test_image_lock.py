@@ -1,0 +1,55 @@
+"""``image.lock``: what a push wrote is what a run starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli import toolkit
+from toolkit.errors import UsageError
+from toolkit.image.lock import FILE_NAME, Lock, pinned, read, write
+
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+LOCK = Lock("registry.example.com:5005/team/pyg:1", DIGEST, "linux/amd64", {"torch": "2.13.0"})
+LOCKED = f"registry.example.com:5005/team/pyg@{DIGEST}"
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    write(LOCK, tmp_path)
+    assert read(tmp_path) == LOCK
+
+
+@pytest.mark.parametrize(
+    ("image", "found"),
+    [
+        ("registry.example.com:5005/team/pyg:1", LOCKED),
+        ("registry.example.com:5005#team/pyg:1", LOCKED),
+        ("docker://registry.example.com:5005#team/pyg:1", LOCKED),
+        ("registry.example.com:5005/team/pyg:2", None),
+        ("registry.example.com:5005/team/pyg", None),
+        (f"registry.example.com:5005/team/pyg@{DIGEST.replace('0', '1')}", None),
+        ("./pyg.sqsh", None),
+    ],
+)
+def test_only_the_image_that_was_pushed_is_pinned(
+    tmp_path: Path, image: str, found: str | None
+) -> None:
+    assert pinned(image, tmp_path) is None, "without a lock nothing is pinned"
+    write(LOCK, tmp_path)
+    assert pinned(image, tmp_path) == found
+
+
+def test_a_run_starts_the_pushed_image_by_its_digest(tmp_path: Path) -> None:
+    write(LOCK, tmp_path)
+    words = ("run", "--dry-run", "--on", "slurm", "--image", LOCK.reference, "--", "true")
+    ran = toolkit(tmp_path, *words)
+    assert ran.returncode == 0, ran.stderr
+    assert f"--container-image=registry.example.com:5005#team/pyg:{DIGEST}" in ran.stdout
+    assert FILE_NAME in ran.stderr
+
+
+def test_a_damaged_lock_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text("reference = 3\n[")
+    with pytest.raises(UsageError, match=FILE_NAME):
+        pinned("ubuntu", tmp_path)
