@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 State = Literal["ok", "warn", "FAIL"]
 
-TIMEOUT_S = 15
+TIMEOUT_S = 60  # the questions to a machine have limits of their own; a controller may be busy
 NODE_TIMEOUT_S = 180  # for a compute node: the queue, and the questions there
 GB = 1e9
 LITTLE_SPACE = 20 * GB  # a torch image takes 5 while it is imported
@@ -140,11 +140,12 @@ def parse(text: str) -> dict[str, list[str]]:
     return found
 
 
-def _ask(argv: Sequence[str], environ: Mapping[str, str], limit_s: float = 60) -> str:
+def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """What a command prints; nothing where it cannot be run, or takes too long."""
     try:
         ran = subprocess.run(
             argv, env=dict(environ), capture_output=True, text=True, errors="replace",
-            timeout=limit_s, check=False, stdin=subprocess.DEVNULL,
+            timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""

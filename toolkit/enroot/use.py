@@ -54,9 +54,10 @@ def imported(
         return spec
     images = Images(folder(settings.get("images"), cwd))
     wanted = settings.get("import_image")
-    if wanted and wanted.value:
+    found = images.find(image.digest) if image.digest else None
+    if found is None and wanted and wanted.value:
         found = _importing().fetch(image, images, site.find(os.environ), os.environ, say=say)
-    else:
+    elif found is None and image.digest is None:
         found = _find(image, images, say)
     if found is None:
         return spec
@@ -66,8 +67,7 @@ def imported(
 
 
 def _find(image: Reference, images: Images, say: Callable[[str], None]) -> Imported | None:
-    if image.digest:
-        return images.find(image.digest)
+    """The file of what the registry has under a tag now."""
     if not images.knows(image):
         return None
     try:
