@@ -9,15 +9,7 @@ import sysconfig
 from pathlib import Path
 
 #: Of the packages that `pip install .[workloads,test,lint]` brings, those that no rank needs.
-NOT_NEEDED = (
-    "mypy*",
-    "ruff*",
-    "*pytest*",
-    "hypothesis*",
-    "__pycache__",
-    "__editable__*",
-    "toolkit*",
-)
+NOT_NEEDED = ("mypy", "mypyc", "ruff*", "_pytest", "hypothesis", "__pycache__", "_editable*")
 
 
 def unpack(image: Path, folder: Path) -> Path | None:
@@ -38,4 +30,10 @@ def unpack(image: Path, folder: Path) -> Path | None:
         symlinks=True,
         dirs_exist_ok=True,
     )
+    # What torch's wheels leave to the system, from this machine.
+    listed = subprocess.run(["/sbin/ldconfig", "-p"], check=True, capture_output=True, text=True)
+    for library in ("libstdc++.so.6", "libgcc_s.so.1"):
+        line = next(line for line in listed.stdout.splitlines() if line.split()[:1] == [library])
+        path = Path(line.rpartition(" ")[2])
+        shutil.copy(path, root / "usr/lib")
     return root
