@@ -1,4 +1,4 @@
-"""The default workload, trained in containers on two nodes, from a file and from a registry."""
+"""The default workload, trained in containers on two nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.registry import serve
 from tests.testbed import run
 from tests.torch_image import unpack
 from toolkit.enroot import squashfs
@@ -60,23 +59,3 @@ def test_from_a_file(torch_image: Path) -> None:
     metrics = result["metrics"]
     assert isinstance(metrics, dict)
     assert metrics["test_accuracy"] > 0.3
-
-
-def test_from_a_registry_by_tag_and_by_digest(root: Path) -> None:
-    """The file of a tag is used until the tag moves, and that of a digest for good."""
-    images = root.parent / "images"
-    layer = subprocess.run(["tar", "-C", root, "-cz", "."], check=True, capture_output=True).stdout
-    with serve() as server:
-        digest = server.image("1", layer)
-        name = f"{server.host}/team/pyg"
-        options = (f"--images={images}",)
-        # On its own, since it takes longer than a command on the test bed may.
-        subprocess.run(
-            [TOOLKIT, "import", f"{name}:1", *options],
-            env={**os.environ, "ENROOT_ALLOW_HTTP": "yes"}, check=True, timeout=240,
-        )  # fmt: skip
-        blobs = server.count("/blobs/")
-        for image in (f"{name}:1", f"{name}@{digest}"):
-            _, said = train(image, *options, ENROOT_ALLOW_HTTP="yes")
-            assert f"sha256-{digest[7:]}.sqsh" in said
-        assert server.count("/blobs/") == blobs
