@@ -9,7 +9,21 @@ from typing import Annotated
 import typer
 
 from toolkit import __version__
-from toolkit.commands import build, image, push, run, runs, smoke
+from toolkit.commands import (
+    build,
+    customize,
+    doctor,
+    enroot,
+    export,
+    image,
+    import_image,
+    login,
+    push,
+    run,
+    runs,
+    shell,
+    smoke,
+)
 from toolkit.commands.options import add_job_command
 from toolkit.errors import ToolkitError
 
@@ -45,8 +59,22 @@ def _main(
 
 add_job_command(app, "run", run.run)
 add_job_command(app, "submit", run.submit, batch=True)
-for command in (runs.status, runs.logs, runs.cancel, build.build, push.push, smoke.smoke):
+add_job_command(app, "shell", shell.shell)
+for command in (
+    runs.status,
+    runs.logs,
+    runs.cancel,
+    build.build,
+    push.push,
+    smoke.smoke,
+    export.export,
+    login.login,
+    doctor.doctor,
+    customize.customize,
+):
     app.command()(command)
+app.command("import")(import_image.import_image)
+app.add_typer(enroot.app)
 images = typer.Typer(help="Image references.", no_args_is_help=True, rich_markup_mode=None)
 images.command()(image.ref)
 app.add_typer(images, name="image")

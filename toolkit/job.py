@@ -79,6 +79,7 @@ class JobSpec:
     container_name: str | None = None
     container_mount_home: bool = False
     container_writable: bool = False
+    pyxis_flags: tuple[str, ...] = ()  #: those that the cluster's pyxis knows; empty for all
     env: tuple[tuple[str, str], ...] = ()
     env_names: tuple[str, ...] = ()
     srun_args: tuple[str, ...] = ()
@@ -310,6 +311,7 @@ def make_spec(
         launcher=_one_of(settings, "launcher", LAUNCHERS),
         rendezvous=_one_of(settings, "rendezvous", RENDEZVOUS),
         container_mounts=tuple(values.get("container_mounts", ())),
+        pyxis_flags=tuple(values.get("pyxis_flags", ())),
         env=env,
         env_names=env_names,
         srun_args=tuple(values.get("srun_arg", ())),

@@ -78,6 +78,16 @@ JOB_OPTIONS: dict[str, Any] = {
     "container_writable": Annotated[
         Flag, typer.Option(help="Let the job write into the container's root [default: no].")
     ],
+    "import_image": Annotated[
+        Flag,
+        typer.Option(
+            "--import/--no-import", help="Import the image first, as toolkit import does [no]."
+        ),
+    ],
+    "images": Annotated[
+        Text,
+        typer.Option(help="Folder of imported images [default: TOOLKIT_IMAGES, else images]."),
+    ],
     "env": Annotated[
         Texts, typer.Option(help="NAME=VALUE; or NAME, which never prints the value; repeatable.")
     ],

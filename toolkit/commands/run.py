@@ -45,6 +45,8 @@ def run(
     settings = config.settings(options, os.environ, cwd, cluster)
     spec = job(settings, words or [], explicit_command=ctx.meta[EXPLICIT_COMMAND])
     target, why = targets.choose(settings.get("on"), os.environ)
+    if target.NAME == "slurm":
+        spec = _imported(spec, settings, cwd, dry_run=dry_run)
     start = _Start(settings, spec, target.NAME, cwd, target.plan)
     if dry_run:
         start.show()
@@ -86,6 +88,7 @@ def submit(
     if on is not None and on.value not in {"auto", "slurm"}:
         msg = f"{on.source}: a batch job goes to Slurm; `toolkit run` runs elsewhere."
         raise UsageError(msg)
+    spec = _imported(spec, settings, cwd, dry_run=dry_run)
     spec = replace(spec, signal=sbatch.signal_of(spec))  # run.json keeps what the job will get
     start = _Start(settings, spec, slurm.NAME, cwd, slurm.submit_plan)
     if dry_run:
@@ -136,6 +139,19 @@ def _pinned(spec: JobSpec) -> JobSpec:
         return spec
     view.message(f"{lock.FILE_NAME}: {spec.container_image} is {image}")
     return replace(spec, container_image=image)
+
+
+def _imported(
+    spec: JobSpec, settings: Mapping[str, Setting], cwd: Path, *, dry_run: bool
+) -> JobSpec:
+    """The job with the imported file as its image, where there is one; a dry run asks nobody."""
+    if spec.container_image is None:
+        return spec
+    from toolkit.enroot import use
+
+    if dry_run:
+        return use.known(spec, settings, cwd)
+    return use.imported(spec, settings, cwd, say=view.message)
 
 
 class _Start:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from toolkit.errors import UsageError
+from toolkit.errors import UnavailableError, UsageError
 from toolkit.image import reference
 from toolkit.slurm.environment import RUN_DIR
 
@@ -31,6 +31,11 @@ _OUTPUT = re.compile(
     r"(?:^|_)(?:out|save|ckpt|checkpoint|log|result|write|dump|export|tensorboard|artifact|tb(_|$))"
     r"|(?:run|work|root)_?dir$"
 )
+#: Flags that every job has, and what goes without them.
+_DISPENSABLE = {
+    "container-env": "where the image sets a variable too, its value wins over the job's",
+    "no-container-mount-home": "the site decides whether the home directory is mounted",
+}
 _INPUT = re.compile(r"^(?:load|resume|from|init|read|input|in|pretrained)(?:_|$)")
 
 
@@ -56,7 +61,7 @@ class Container:
 
 def compose(
     spec: JobSpec,
-    run_dir: str,
+    run_dir: str | None,
     *,
     cwd: Path,
     environ: Mapping[str, str],
@@ -68,7 +73,7 @@ def compose(
 
     Args:
         spec: the job.
-        run_dir: the run directory on the host, checked by :func:`passable`.
+        run_dir: the run directory on the host, checked by :func:`passable`; None for none.
         cwd: the current directory, for relative paths.
         environ: the caller's environment, for ``$NAME`` and ``~`` in mounts.
         variables: names that the job's values win for over the image's.
@@ -101,14 +106,15 @@ def compose(
         name = _absolute(name, cwd)
         if not exists(name):
             notes.append(f"{name} is not on this machine; it must be on the compute nodes")
-    run_mount = Mount(run_dir, RUN_DIR)
+    run_mount = [Mount(run_dir, RUN_DIR)] if run_dir else []
+    names = ",".join(variables)
     flags = [
         f"--container-image={name}",
-        f"--container-mounts={','.join(map(str, [*mounted, run_mount]))}",
+        f"--container-mounts={','.join(map(str, [*mounted, *run_mount]))}",
         *([f"--container-workdir={where}"] if where else []),
         "--container-mount-home" if spec.container_mount_home else "--no-container-mount-home",
         *(["--container-writable"] if spec.container_writable else []),
-        f"--container-env={','.join(variables)}",
+        *([f"--container-env={names}"] if names else []),
     ]
     if spec.container_name:
         base, colon, mode = spec.container_name.partition(":")
@@ -117,6 +123,9 @@ def compose(
             f"--container-name {base}: the first start unpacks the image, and the container stays"
             " on each node after the job; remove it with enroot remove"
         )
+    if spec.pyxis_flags:
+        flags, more = _known(flags, spec.pyxis_flags)
+        notes += more
     return Container(tuple(flags), tuple(notes))
 
 
@@ -187,6 +196,28 @@ def unmounted_outputs(command: Iterable[str], targets: Iterable[str]) -> list[st
                 " --container-writable if it may vanish with the container"
             )
     return notes
+
+
+def _known(flags: list[str], known: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The flags that the cluster's pyxis knows; those that a job can do without are left out.
+
+    Raises:
+        UnavailableError: if one is not known that the job was given.
+    """
+    kept, notes = [], []
+    for flag in flags:
+        name = flag.removeprefix("--").partition("=")[0]
+        if name in known:
+            kept.append(flag)
+        elif name in _DISPENSABLE:
+            notes.append(f"--{name} is unknown to this pyxis (pyxis-flags): {_DISPENSABLE[name]}")
+        else:
+            msg = (
+                f"--{name}: this cluster's pyxis does not know it, says pyxis-flags in"
+                " toolkit.toml. Leave it out, or run `toolkit doctor --save` again."
+            )
+            raise UnavailableError(msg)
+    return kept, notes
 
 
 def mounts(

@@ -1,0 +1,163 @@
+"""``toolkit import``: an image as a squashfs file that all nodes start at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolkit import config
+from toolkit.commands.options import Cluster, Json
+from toolkit.commands.view import message
+from toolkit.errors import UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from toolkit.config import Setting
+    from toolkit.enroot.images import Images, Imported
+
+DAY_S = 24 * 3600
+
+
+def import_image(
+    image: Annotated[
+        str | None,
+        typer.Argument(metavar="[IMAGE]", help="Image [default: container-image of toolkit.toml]."),
+    ] = None,
+    *,
+    images: Annotated[
+        str | None,
+        typer.Option(help="Folder that all nodes see [default: TOOLKIT_IMAGES, else images]."),
+    ] = None,
+    on: Annotated[str, typer.Option(help="local, or slurm: on a compute node.")] = "local",
+    partition: Annotated[
+        str | None, typer.Option("-p", "--partition", help="Partition, with --on slurm.")
+    ] = None,
+    account: Annotated[
+        str | None, typer.Option("-A", "--account", help="Account, with --on slurm.")
+    ] = None,
+    lock_timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait while another one imports the image.")
+    ] = 3600.0,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Remove images that no run has used lately, instead.")
+    ] = False,
+    unused: Annotated[
+        float, typer.Option(min=0, help="With --clean: days without use that an image may stay.")
+    ] = 30.0,
+    cluster: Cluster = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Import an image once, as FOLDER/sha256-DIGEST.sqsh, which run and submit then start.
+
+    An image that is there costs one request to the registry. The file is compressed with zstd at
+    level 3 (ENROOT_SQUASH_OPTIONS in the environment wins).
+    """
+    from toolkit.enroot import images as stored
+
+    cwd = Path.cwd()
+    given = {"images": images, "partition": partition, "account": account}
+    settings = config.settings(given, os.environ, cwd, cluster)
+    folder = stored.Images(stored.folder(settings.get("images"), cwd))
+    if clean:
+        if image:
+            raise UsageError("--clean goes through the whole folder: leave IMAGE out.")
+        _clean(folder, unused * DAY_S, dry_run=dry_run)
+        return
+    image = _configured(settings) if image is None else image
+    if on not in {"local", "slurm"}:
+        raise UsageError(f"--on {on}: an import runs local or on slurm.")
+    srun = srun_command(settings, "toolkit-import") if on == "slurm" else ()
+    if dry_run:
+        _show(image, folder, srun)
+        return
+    done = fetch(image, folder, srun, lock_timeout)
+    record = {**done.record, "path": str(done.path)}
+    print(json.dumps(record) if as_json else done.path)
+
+
+def _configured(settings: Mapping[str, Setting]) -> str:
+    """The project's image, by the digest that ``toolkit push`` wrote into ``image.lock``."""
+    from toolkit.image import lock
+
+    if "container_image" not in settings:
+        raise UsageError("toolkit import: name an image, or give --clean.")
+    name = str(settings["container_image"].value)
+    return lock.pinned(name, Path.cwd()) or name
+
+
+def fetch(
+    image: str, folder: Images, srun: tuple[str, ...], lock_timeout: float = 3600.0
+) -> Imported:
+    """Import an image, if it is not there, and say what is done."""
+    from toolkit.enroot import importing, site
+    from toolkit.image import reference
+    from toolkit.slurm import probe
+
+    if srun:
+        why = probe.unreachable(os.environ)
+        if why:
+            raise UnavailableError(f"--on slurm: {why}. Leave it out to use this machine.")
+    return importing.fetch(
+        reference.parse(image), folder, site.find(os.environ), node_environment(),
+        say=message, srun=srun, lock_timeout_s=lock_timeout,
+    )  # fmt: skip
+
+
+def srun_command(settings: Mapping[str, Setting], name: str) -> tuple[str, ...]:
+    """The command that runs enroot on a compute node."""
+    flags = [
+        f"--{name}={settings[name].value}"
+        for name in ("partition", "account", "qos", "constraint", "time", "mem")
+        if name in settings
+    ]
+    return ("srun", "--nodes=1", "--ntasks=1", f"--job-name={name}", *flags)
+
+
+def node_environment() -> dict[str, str]:
+    """This environment, without what an outer job's variables would tell an srun."""
+    from toolkit.job import JobSpec
+    from toolkit.slurm import environment
+
+    inside = environment.allocation(os.environ) is not None
+    dropped = environment.outer(os.environ, JobSpec(), step=inside)
+    return {name: value for name, value in os.environ.items() if name not in dropped}
+
+
+def _show(image: str, folder: Images, srun: tuple[str, ...]) -> None:
+    """What would be executed; the digest is not asked for."""
+    from toolkit.enroot import squashfs
+    from toolkit.image import reference
+
+    parsed = reference.parse(image)
+    digest = parsed.digest or "sha256:DIGEST"
+    command = [*srun, "enroot", "import", "-o", str(folder.file(digest)), parsed.enroot()]
+    print(f"export ENROOT_SQUASH_OPTIONS={shlex.quote(squashfs.OPTIONS)}")
+    print(shlex.join(command))
+
+
+def _clean(folder: Images, age_s: float, *, dry_run: bool) -> None:
+    removed = 0
+    for path, age in folder.unused(age_s):
+        size = path.stat().st_size
+        what = f"{path.name} ({size / 1e6:.0f} MB, not used for {age / DAY_S:.0f} days)"
+        if not dry_run:
+            try:
+                path.unlink()
+                if path.suffix == ".sqsh":
+                    path.with_suffix(".json").unlink(missing_ok=True)
+            except OSError as error:
+                message(f"{path.name} stays: {error.strerror}")
+                continue
+        removed += size
+        print(f"{'would remove' if dry_run else 'removed'} {what}")
+    verb = "would be freed" if dry_run else "freed"
+    message(f"{removed / 1e6:.0f} MB {verb} in {folder.path}")

@@ -1,0 +1,1 @@
+"""What enroot needs and leaves behind: credentials, imported images, hooks, configuration."""

@@ -1,0 +1,124 @@
+"""The folder of imported images: squashfs files named by digest, on storage that all nodes see.
+
+Beside ``sha256-HEX.sqsh`` stands ``sha256-HEX.json``: what it was imported from. Its time is that
+of the last run that used it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolkit.enroot import squashfs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from toolkit.config import Setting
+    from toolkit.image.reference import Reference
+
+FOLDER = "images"
+_NAME = re.compile(r"sha256-[0-9a-f]{64}\.json")
+LEFTOVER_S = 24 * 3600  # a file that is being written is younger
+
+
+@dataclass(frozen=True)
+class Imported:
+    """One imported image that is there and whole."""
+
+    path: Path
+    record: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """Of the manifest."""
+        return str(self.record["digest"])
+
+
+def folder(setting: Setting | None, cwd: Path) -> Path:
+    """Where imported images are: as set, else ``images`` in the current directory."""
+    return cwd / Path(setting.value if setting else FOLDER).expanduser()
+
+
+class Images:
+    """The folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def file(self, digest: str) -> Path:
+        """Where the image with this digest is, or will be."""
+        return self.path / f"{digest.replace(':', '-')}.sqsh"
+
+    def record(self, digest: str) -> Path:
+        """Where it is written what that file was imported from."""
+        return self.file(digest).with_suffix(".json")
+
+    def find(self, digest: str) -> Imported | None:
+        """The image of a manifest, or of a list that was imported here; None if it is not whole."""
+        found = self._whole(self.record(digest))
+        if found:
+            return found
+        for path in self._records():
+            record = _read(path)
+            if record and record.get("index") == digest:
+                return self._whole(path)
+        return None
+
+    def knows(self, reference: Reference) -> bool:
+        """Whether any image of the reference's repository was imported here."""
+        return any(
+            (_read(path) or {}).get("repository") == reference.repository
+            for path in self._records()
+        )
+
+    def used(self, image: Imported) -> None:
+        """Note that a run uses it, so that ``--clean`` leaves it."""
+        with contextlib.suppress(OSError):  # another user's; then the time of reading counts
+            os.utime(image.path.with_suffix(".json"))
+
+    def write_record(self, record: dict[str, Any]) -> None:
+        """Write what an image was imported from, whole or not at all."""
+        path = self.record(record["digest"])
+        scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
+        scratch.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        scratch.replace(path)
+
+    def unused(self, age_s: float) -> Iterator[tuple[Path, float]]:
+        """Images that no run has used for ``age_s`` seconds, and leftovers; with their age."""
+        now = time.time()
+        for path in self.path.glob("sha256-*.sqsh"):
+            times = [path.stat().st_mtime, path.stat().st_atime]
+            with contextlib.suppress(OSError):
+                times.append(path.with_suffix(".json").stat().st_mtime)
+            if now - max(times) >= age_s:
+                yield path, now - max(times)
+        for path in self.path.glob(".sha256-*"):
+            age = now - path.stat().st_mtime
+            if age >= LEFTOVER_S:
+                yield path, age
+
+    def _records(self) -> Iterator[Path]:
+        with contextlib.suppress(OSError):
+            yield from (path for path in self.path.iterdir() if _NAME.fullmatch(path.name))
+
+    def _whole(self, record_path: Path) -> Imported | None:
+        record = _read(record_path)
+        path = record_path.with_suffix(".sqsh")
+        if record is None or not path.exists() or path.stat().st_size != record.get("size"):
+            return None
+        return None if squashfs.problem(path) else Imported(path, record)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and "digest" in record else None
