@@ -10,6 +10,7 @@ import typer
 
 from toolkit import __version__
 from toolkit.commands import (
+    bench,
     build,
     customize,
     doctor,
@@ -75,6 +76,7 @@ for command in (
     app.command()(command)
 app.command("import")(import_image.import_image)
 app.add_typer(enroot.app)
+app.add_typer(bench.app, name="bench")
 images = typer.Typer(help="Image references.", no_args_is_help=True, rich_markup_mode=None)
 images.command()(image.ref)
 app.add_typer(images, name="image")

@@ -245,8 +245,11 @@ def check(spec: JobSpec) -> None:
     """Raise UnavailableError where this Python cannot run the job."""
     from importlib.util import find_spec  # noqa: PLC0415 - two milliseconds that --dry-run need not pay
 
-    missing = [name for name in ("torch", "torch_geometric") if find_spec(name) is None]
-    if spec.workload is not None and missing:
+    if spec.workload is None:
+        return
+    needed = ("torch", "torch_geometric") if spec.workload == "sage" else ("torch",)
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
         msg = (
             f"The workload {spec.workload!r} needs {' and '.join(missing)}, which"
             f" {sys.executable} does not have. Install them:"
