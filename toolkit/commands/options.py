@@ -81,7 +81,9 @@ JOB_OPTIONS: dict[str, Any] = {
     "import_image": Annotated[
         Flag,
         typer.Option(
-            "--import/--no-import", help="Import the image first, as toolkit import does [no]."
+            "--import/--no-import",
+            "--import-image/--no-import-image",
+            help="Import the image first, as toolkit import does [no].",
         ),
     ],
     "images": Annotated[
