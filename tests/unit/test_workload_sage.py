@@ -14,12 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional
 
 from tests.unit.workload_ranks import ROOT, Result, free_port, read_metrics, run_ranks
 from workloads.common.errors import WorkloadError
+from workloads.common.graph import Graph, open_graph
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # PyG itself calls what torch has deprecated
+    from torch_geometric.data import Data
+    from torch_geometric.loader import NeighborLoader
+    from torch_geometric.nn import SAGEConv
+
     from workloads import sage
 
 if TYPE_CHECKING:
@@ -97,6 +104,64 @@ def test_pyg_lib_reaches_the_same_accuracy(data: Path, tmp_path: Path) -> None:
         for sampler in ("torch", "pyg-lib")
     ]
     assert abs(accuracy[0] - accuracy[1]) < 0.01
+
+
+@pytest.mark.filterwarnings("ignore")  # PyG's and torch-sparse's own
+@pytest.mark.skipif(find_spec("torch_sparse") is None, reason="torch-sparse is not installed")
+def test_torch_sparse_reaches_the_same_accuracy(data: Path, tmp_path: Path) -> None:
+    """The same budget by PyG's own NeighborLoader, which samples with torch-sparse."""
+    _, ours = train_debian("sage", data, tmp_path / "run")
+    graph = open_graph(next(data.glob("debian-*")))
+    theirs = train_with_neighbor_loader(graph, ours["epochs"])
+    assert abs(ours["test_accuracy"] - theirs) < 0.015
+
+
+def train_with_neighbor_loader(graph: Graph, epochs: int) -> float:
+    """The test accuracy of two SAGEConv layers, with sage's defaults, in one process."""
+    targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+    edges = np.stack([np.asarray(graph.indices, dtype=np.int64), targets])
+    whole = Data(
+        torch.from_numpy(np.array(graph.x)).float(),
+        torch.from_numpy(edges),
+        y=torch.from_numpy(np.array(graph.y)).long(),
+    )
+
+    def loader(nodes: Any, *, shuffle: bool) -> Any:
+        seeds = torch.from_numpy(np.array(nodes)).long()
+        return NeighborLoader(whole, [10, 10], seeds, batch_size=1024, shuffle=shuffle)
+
+    torch.manual_seed(0)
+    first, second = SAGEConv(graph.num_features, 256), SAGEConv(256, graph.num_classes)
+    model = torch.nn.ModuleList([first, second])
+    optimizer = torch.optim.Adam(model.parameters(), lr=6e-3)
+    batches = loader(graph.train, shuffle=True)
+    steps = len(batches)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda n: min(1, (n + 1) / steps) * (1 - n / (steps * epochs))
+    )
+
+    def logits(batch: Any) -> torch.Tensor:
+        hidden = functional.dropout(
+            first(batch.x, batch.edge_index).relu(), 0.5, training=model.training
+        )
+        out: torch.Tensor = second(hidden, batch.edge_index)
+        return out[: batch.batch_size]
+
+    for _ in range(epochs):
+        model.train()
+        for batch in batches:
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(logits(batch), batch.y[: batch.batch_size])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+    model.eval()
+    hits = count = 0
+    with torch.no_grad():
+        for batch in loader(graph.test, shuffle=False):
+            hits += int((logits(batch).argmax(1) == batch.y[: batch.batch_size]).sum())
+            count += batch.batch_size
+    return hits / count
 
 
 def test_case_10_1_a_training_set_that_does_not_divide(data: Path, tmp_path: Path) -> None:
