@@ -177,13 +177,16 @@ class Plan:
         return "\n".join([*lines, ")", ""])
 
     def _parallel(self) -> list[str]:
-        """Start every process in a session of its own; end the rest as soon as one fails."""
+        """Start every process in a session of its own; end the rest as soon as one fails.
+
+        Each says by a pipe how it ended: ``wait -n`` forgets all but one of those that end at once.
+        """
         lines = []
         for process in self.processes:
             variables = [f"{name}={shlex.quote(value)}" for name, value in process.env.items()]
-            command = f"{' '.join(variables)} setsid {shlex.join(process.argv)} 2>&1 </dev/null"
-            log = shlex.quote(str(self.run_dir / process.log)) if process.log else "/dev/null"
-            lines.append(f"{command} | tee {log} | sed -u 's/^/[{process.label}] /' &")
+            log = str(self.run_dir / process.log) if process.log else "/dev/null"
+            words = shlex.join([process.label, log, *process.argv])
+            lines.append(f'{" ".join(variables)} setsid bash -c "$rank" {words} &')
         return [
             "stop() {",
             "  mapfile -t left < <(jobs -p)",
@@ -194,15 +197,28 @@ class Plan:
             *(f"  {shlex.join(command)} >/dev/null || true" for command in self.after),
             "}",
             "trap finish EXIT",
+            "ends=$(mktemp -u)",
+            'mkfifo "$ends"',
+            'exec 3<>"$ends"',
+            'rm "$ends"',
             *(f"{shlex.join(command)} >/dev/null" for command in self.before),
+            f"rank={shlex.quote(_RANK)}",
             *lines,
-            "status=0",
             f"for _ in $(seq {len(self.processes)}); do",
-            "  wait -n || { status=$?; break; }",
+            "  read -r status <&3",
+            '  [ "$status" -eq 0 ] || break',
             "done",
             'if [ "$status" -ne 0 ]; then stop TERM; sleep 2; fi',
-            "exit $status",
+            'exit "$status"',
         ]
+
+
+#: What a printed plan runs for each process: ``bash -c … LABEL LOG ARGV…``.
+_RANK = """\
+label=$0 log=$1
+shift
+"$@" 2>&1 </dev/null 3>&- | tee "$log" | sed -u "s/^/[$label] /"
+echo "${PIPESTATUS[0]}" >&3"""
 
 
 @dataclass(frozen=True)
