@@ -22,6 +22,7 @@ demo: $(VENV)/demo  ## install, then train GraphSAGE on two "nodes" of two ranks
 	$(BIN)/toolkit run --on local --nodes 2 --ntasks-per-node 2
 
 test: $(VENV)/test  ## install what the tests need, run every tier that can run here (TIER=unit|slurm|docker|pyxis)
+	@ci/shellcheck install || true
 	$(BIN)/python ci/tiers.py $(TIER)
 
 lint: $(VENV)/test  ## ruff, mypy, shellcheck and the CI templates

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
@@ -161,6 +162,7 @@ def test_a_dry_run_prints_what_a_run_does_and_makes_nothing(tmp_path: Path) -> N
     assert again.returncode == 2, "a plan that was run is not run over its own results"
 
 
+@pytest.mark.skipif(which("shellcheck") is None, reason="shellcheck is not installed")
 def test_a_dry_run_passes_shellcheck(tmp_path: Path) -> None:
     printed = toolkit(
         tmp_path, "run", "-N", "2", "--dry-run", "--env", "A=it's", "--", "echo", "$A"
