@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-NEEDED = ("numpy", "torch", "torch_geometric")
+NEEDED = ("numpy", "torch")
+NEEDED_BESIDES = {"sage": ("torch_geometric",)}
 
 
 def main() -> int:
@@ -28,7 +29,8 @@ def main() -> int:
         asked = f"no workload {sys.argv[1]!r}" if len(sys.argv) > 1 else "no workload named"
         return _fail(f"workloads: {asked}; there is: {', '.join(known)}", 2)
     name = sys.argv.pop(1)
-    missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
+    needed = (*NEEDED, *NEEDED_BESIDES.get(name, ()))
+    missing = [module for module in needed if importlib.util.find_spec(module) is None]
     if missing:
         return _fail(
             f"{name}: this Python ({sys.executable}) has no {' and no '.join(missing)}; take a "

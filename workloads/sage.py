@@ -28,7 +28,15 @@ from torch_geometric.nn import SAGEConv
 from workloads import datasets
 from workloads.common.errors import WorkloadError
 from workloads.common.metrics import Metrics, PeakPss
-from workloads.common.options import Parser, integers, natural, positive, positive_float, share
+from workloads.common.options import (
+    Parser,
+    integers,
+    natural,
+    positive,
+    positive_float,
+    process_options,
+    share,
+)
 from workloads.common.ranks import Ranks, process_group, run, same_weights
 from workloads.common.sampler import sampler_class
 
@@ -265,14 +273,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--dropout", type=share, default=0.5, help="0 to below 1 (0.5)")
     add("--seed", type=natural, default=0)
     add("--sampler", choices=("auto", "torch", "pyg-lib"), default="auto")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    add(
-        "--timeout",
-        type=positive_float,
-        default=600,
-        metavar="SECONDS",
-        help="how long a rank waits for the others in a step (600)",
-    )
     add = parser.add_argument_group("data").add_argument
     add("--dataset", choices=datasets.NAMES, default="debian")
     add(
@@ -295,6 +295,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--num-features", type=positive, default=602)
     add("--num-classes", type=positive, default=32)
     add("--data-seed", type=natural, default=0)
+    process_options(parser)
     return parser.parse_args(arguments)
 
 

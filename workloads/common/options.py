@@ -74,3 +74,16 @@ def share(text: str) -> float:
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to below 1")
     return value
+
+
+def process_options(parser: argparse.ArgumentParser) -> None:
+    """Add what every workload has: the device, and how long to wait for the other ranks."""
+    add = parser.add_argument_group("processes").add_argument
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add(
+        "--timeout",
+        type=positive_float,
+        default=600,
+        metavar="SECONDS",
+        help="how long a rank waits for the others in a step (600)",
+    )

@@ -1,0 +1,426 @@
+"""How fast the ranks exchange data: what to run before blaming the model.
+
+    toolkit run --nodes 2 --gpus-per-node 8 allreduce --min-bandwidth 100
+
+Times all-reduce, all-gather and broadcast by message size: among the ranks of each node, between
+the nodes (one rank of each), and over all ranks. What each rank receives is checked first. Sizes
+and bandwidths are those of NVIDIA's nccl-tests (its ``doc/PERFORMANCE.md``): the algorithm
+bandwidth is the message's size by the time; the bus bandwidth is what the slowest link had to
+carry, so that it can be held against the hardware's figure, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import sys
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from workloads.common.errors import WorkloadError
+from workloads.common.metrics import Metrics
+from workloads.common.options import Parser, positive_float, process_options
+from workloads.common.ranks import Ranks, process_group, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+    from toolkit.entrypoint import World
+
+COLLECTIVES = ("all_reduce", "all_gather", "broadcast")
+ROUNDS = 5  # the median of so many counts
+WARMUP = 2
+SECONDS = 0.2  # that a measurement should take
+MOST_CALLS = 1000  # in a round
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+PATTERN = 61  # prime, so that a block that lands in the wrong place shows
+TOO_SLOW = 1  # exit code
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Who exchanges data with whom.
+
+    Attributes:
+        name: ``node`` (ranks of each node, all nodes at once), ``nodes`` (the first rank of each)
+            or ``all``.
+        groups: Ranks that talk to each other; a rank is in one group or in none.
+    """
+
+    name: str
+    groups: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement; of several groups the slowest counts.
+
+    Attributes:
+        collective: One of ``COLLECTIVES``.
+        scope: A scope's name.
+        ranks: Ranks in the group.
+        bytes: The message: what every rank holds in the end.
+        latency_us: Microseconds a call.
+        algorithm_gb_s: Algorithm bandwidth, 10**9 bytes a second.
+        bus_gb_s: Bus bandwidth, likewise.
+        slowest: First rank of the group that was slowest.
+    """
+
+    collective: str
+    scope: str
+    ranks: int
+    bytes: int
+    latency_us: float
+    algorithm_gb_s: float
+    bus_gb_s: float
+    slowest: int
+
+
+def scopes(node_of: Sequence[int]) -> list[Scope]:
+    """Decide who is to be measured, from each rank's node; the widest scope comes last."""
+    nodes: dict[int, list[int]] = {}
+    for rank, node in enumerate(node_of):
+        nodes.setdefault(node, []).append(rank)
+    within = tuple(tuple(ranks) for ranks in nodes.values() if len(ranks) > 1)
+    found = [Scope("node", within)] if within else []
+    if len(nodes) > 1:
+        found.append(Scope("nodes", (tuple(ranks[0] for ranks in nodes.values()),)))
+    if within and len(nodes) > 1:
+        found.append(Scope("all", (tuple(range(len(node_of))),)))
+    return found
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """Bus bandwidth by algorithm bandwidth, as nccl-tests defines it."""
+    return {
+        "all_reduce": 2 * (ranks - 1) / ranks,
+        "all_gather": (ranks - 1) / ranks,
+        "broadcast": 1.0,
+    }[collective]
+
+
+def make_row(collective: str, scope: Scope, size: int, seconds: Sequence[float]) -> Row:
+    """Sum up a measurement.
+
+    Args:
+        collective: One of ``COLLECTIVES``.
+        scope: Who took part.
+        size: Bytes of the message, as asked for.
+        seconds: Of a call, by rank; a call of a group lasts until its last rank is done.
+    """
+    last = [max(seconds[rank] for rank in group) for group in scope.groups]
+    taken = max(last)
+    group = scope.groups[last.index(taken)]
+    parts = len(group) if collective == "all_gather" else 1
+    message = 4 * part_count(collective, size, len(group)) * parts
+    bandwidth = message / taken / 1e9
+    return Row(
+        collective,
+        scope.name,
+        len(group),
+        message,
+        round(taken * 1e6, 2),
+        bandwidth,
+        bandwidth * bus_factor(collective, len(group)),
+        group[0],
+    )
+
+
+class Exchange:
+    """One collective with messages of one size, in one group."""
+
+    def __init__(
+        self,
+        collective: str,
+        size: int,
+        group: tuple[int, ...],
+        process_group: ProcessGroup,
+        ranks: Ranks,
+    ) -> None:
+        self.collective, self.group, self.process_group = collective, group, process_group
+        self.place = group.index(ranks.world.rank)
+        # An all-gather's message is what comes together: each rank gives its part.
+        self.count = part_count(collective, size, len(group))
+        self.mine = torch.zeros(self.count, device=ranks.device)
+        parts = len(group) if collective == "all_gather" else 0
+        self.every = [torch.empty_like(self.mine) for _ in range(parts)]
+
+    def call(self) -> None:
+        """Start it; on a GPU it is done when the device is."""
+        if self.collective == "all_reduce":
+            dist.all_reduce(self.mine, group=self.process_group)
+        elif self.collective == "all_gather":
+            dist.all_gather(self.every, self.mine, group=self.process_group)
+        else:
+            dist.broadcast(self.mine, src=self.group[0], group=self.process_group)
+
+    def wrong_values(self) -> int:
+        """Do it once with values that tell who sent them; return how many arrived wrong."""
+        values = self._values()
+        self.mine.copy_(values + self.place)
+        self.call()
+        many = len(self.group)
+        if self.collective == "all_reduce":
+            wrong = self.mine != values * many + sum(range(many))
+        elif self.collective == "all_gather":
+            wrong = torch.stack([got != values + i for i, got in enumerate(self.every)])
+        else:
+            wrong = self.mine != values
+        found = int(wrong.sum())
+        self.mine.zero_()  # sums of zeros stay zero, however often they are taken
+        return found
+
+    def _values(self) -> Tensor:
+        # Small whole numbers: float32 holds their sums exactly up to 2**24.
+        return torch.arange(self.count, device=self.mine.device).remainder_(PATTERN).float()
+
+
+def part_count(collective: str, size: int, ranks: int) -> int:
+    """How many float32 numbers a rank gives; at least one."""
+    return max(1, size // 4 // (ranks if collective == "all_gather" else 1))
+
+
+def measure(
+    ranks: Ranks, collective: str, scope: Scope, size: int, groups: dict[str, ProcessGroup]
+) -> Row:
+    """Check and time one collective, on all ranks at once.
+
+    Raises:
+        WorkloadError: A rank received wrong values.
+    """
+    rank = ranks.world.rank
+    group = next((group for group in scope.groups if rank in group), None)
+    exchange = Exchange(collective, size, group, groups[scope.name], ranks) if group else None
+
+    wrong = ranks.gather(exchange.wrong_values() if exchange else 0)
+    if any(wrong):
+        first = next(rank for rank, count in enumerate(wrong) if count)
+        msg = (
+            f"rank {first} received {wrong[first]} wrong values in {collective} of "
+            f"{show_bytes(size)} (scope {scope.name}); a network or a GPU that changes data "
+            f"spoils every training run"
+        )
+        raise WorkloadError(msg, 1)
+
+    def timed(calls: int) -> list[float]:
+        return [ns / 1e9 for ns in ranks.gather(_nanoseconds(exchange, calls, ranks.device))]
+
+    # All ranks see all times, so all decide on the same number of calls.
+    one = max(timed(WARMUP))
+    calls = min(MOST_CALLS, max(1, round(SECONDS / ROUNDS / one)))
+    rounds = sorted((timed(calls) for _ in range(ROUNDS)), key=max)
+    return make_row(collective, scope, size, rounds[ROUNDS // 2])
+
+
+def _nanoseconds(exchange: Exchange | None, calls: int, device: torch.device) -> int:
+    """How long a call took here; 0 on a rank that takes no part."""
+    if exchange is None:
+        return 0
+    _finish(device)
+    begun = time.perf_counter_ns()
+    for _ in range(calls):
+        exchange.call()
+    _finish(device)
+    return (time.perf_counter_ns() - begun) // calls
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def make_groups(rank: int, node_of: Sequence[int]) -> dict[str, ProcessGroup]:
+    """Make the process groups that this rank belongs to, by scope."""
+
+    def make(members: list[int]) -> ProcessGroup:
+        # Only its members meet: with many nodes, all of them at every group takes long. torch
+        # names such a group by how many a rank has, so every rank has one of its node, even alone.
+        group: ProcessGroup = dist.new_group(members, use_local_synchronization=True)
+        return group
+
+    groups = {"node": make([other for other, n in enumerate(node_of) if n == node_of[rank]])}
+    firsts = [node_of.index(node) for node in dict.fromkeys(node_of)]
+    if rank in firsts:
+        groups["nodes"] = make(firsts)
+    assert dist.group.WORLD
+    return {**groups, "all": dist.group.WORLD}
+
+
+def fastest_link(root: Path = Path("/sys/class")) -> tuple[str, float] | None:
+    """This node's fastest network device and its rate in GB/s, as the kernel tells; or None.
+
+    Sources: Documentation/ABI of sysfs-class-infiniband (``100 Gb/sec (4X EDR)``) and
+    sysfs-class-net (``speed``, Mbit/s; a virtual device has -1 or none).
+    """
+    found = [
+        (float(match.group(1)) / 8, file.parents[2].name)
+        for file in root.glob("infiniband/*/ports/*/rate")
+        if (match := re.match(r"([\d.]+) Gb/sec", _text(file)))
+    ]
+    found += [
+        (int(speed) / 8e3, file.parent.name)
+        for file in root.glob("net/*/speed")
+        # A device without hardware behind it (veth, bridge) names a rate that means nothing.
+        if (speed := _text(file)).isdecimal() and (file.parent / "device").exists()
+    ]
+    if not found:
+        return None
+    rate, name = max(found)
+    return name, rate
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:  # a link that is down cannot be read
+        return ""
+
+
+def verdict(rows: Sequence[Row], least: float | None) -> tuple[Row, str | None]:
+    """The best all-reduce over the widest scope, and what to say where it is too slow."""
+    widest = rows[-1].scope
+    reduces = [row for row in rows if row.collective == "all_reduce"]
+    best = max((row for row in reduces if row.scope == widest), key=lambda row: row.bus_gb_s)
+    if least is None or best.bus_gb_s >= least:
+        return best, None
+    parts = [
+        f"{row.scope} {row.bus_gb_s:.3g}"
+        for row in reduces
+        if row.bytes == best.bytes and row.scope != widest
+    ]
+    beside = f" (the same within a smaller scope: {', '.join(parts)})" if parts else ""
+    return best, (
+        f"too slow: all_reduce reaches {best.bus_gb_s:.3g} GB/s of bus bandwidth over "
+        f"{best.ranks} ranks at {show_bytes(best.bytes)}, and --min-bandwidth expects "
+        f"{least:g}{beside}. Look at which network the ranks take: NCCL_DEBUG=INFO names it, and "
+        f"NCCL_SOCKET_IFNAME (between CPUs GLOO_SOCKET_IFNAME) chooses it"
+    )
+
+
+def bench(ranks: Ranks, options: argparse.Namespace, metrics: Metrics) -> None:
+    """Measure everything and judge."""
+    world, device = ranks.world, ranks.device
+    ranks.store.set(f"host/{world.rank}", platform.node())
+    node_of = ranks.gather(world.node_rank)
+    groups = make_groups(world.rank, node_of)
+    backend = dist.get_backend()
+    metrics.say(
+        f"world size {world.world_size} on {world.num_nodes} node(s), {device.type}, {backend}; "
+        f"bandwidths in GB/s (10^9 bytes a second)"
+    )
+    metrics.say(
+        f"{'collective':11} {'scope':>5} {'ranks':>6} {'size':>9} {'latency us':>12} "
+        f"{'algorithm':>10} {'bus':>8}  slowest group"
+    )
+    rows = []
+    for scope in scopes(node_of):
+        for collective in COLLECTIVES:
+            for size in options.sizes:
+                row = measure(ranks, collective, scope, size, groups)
+                rows.append(row)
+                host = ranks.store.get(f"host/{row.slowest}").decode()
+                where = f"{host}, rank {row.slowest}" if len(scope.groups) > 1 else ""
+                metrics.say(
+                    f"{collective:11} {scope.name:>5} {row.ranks:6} {show_bytes(row.bytes):>9} "
+                    f"{row.latency_us:12.1f} {row.algorithm_gb_s:10.3f} {row.bus_gb_s:8.3f}"
+                    f"  {where}".rstrip()
+                )
+                metrics.write(measurement=asdict(row))
+
+    best, complaint = verdict(rows, options.min_bandwidth)
+    smallest = min((r for r in rows if r.scope == best.scope), key=lambda row: row.bytes)
+    metrics.write(
+        bus_gb_s=best.bus_gb_s,
+        latency_us=smallest.latency_us,
+        min_bandwidth_gb_s=options.min_bandwidth,
+        measurements=[asdict(row) for row in rows],
+        world_size=world.world_size,
+        device=device.type,
+        backend=backend,
+    )
+    # The "nodes" of one's own machine share its memory, not a link.
+    is_local = world.num_nodes == 1 or os.environ.get("TOOLKIT_TARGET") == "local"
+    link = None if is_local else fastest_link()
+    if link:
+        name, rate = link
+        metrics.say(
+            f"the fastest link of {platform.node()}, {name}, carries {rate:g} GB/s; "
+            f"all_reduce over all ranks used {best.bus_gb_s / rate:.0%} of that"
+        )
+    if complaint:
+        raise WorkloadError(complaint, TOO_SLOW)
+    expected = f", {options.min_bandwidth:g} expected: fine" if options.min_bandwidth else ""
+    metrics.say(
+        f"all_reduce over {best.ranks} ranks: {best.bus_gb_s:.3g} GB/s of bus bandwidth at "
+        f"{show_bytes(best.bytes)}{expected}; every value received was right"
+    )
+
+
+def show_bytes(size: int) -> str:
+    """``65536`` is ``64K``; what is no multiple of a unit stays in bytes."""
+    unit = next(u for u in ("G", "M", "K", "") if size % UNITS[u] == 0)
+    return f"{size // UNITS[unit]}{unit}"
+
+
+def byte_counts(text: str) -> tuple[int, ...]:
+    """Read sizes such as ``4K,16M,1G`` (powers of 1024), each of 4 bytes or more."""
+    sizes = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,12})([KMG]?)", part.strip().upper())
+        size = int(match.group(1)) * UNITS[match.group(2)] if match else 0
+        if size < 4 or size > 64 * UNITS["G"]:
+            raise argparse.ArgumentTypeError(f"{part!r} is not a size from 4 to 64G, such as 16M")
+        sizes.append(size)
+    return tuple(sizes)
+
+
+def main(world: World) -> None:
+    """Read the options, meet, measure."""
+    options = parse()
+    if world.world_size < 2:
+        msg = "one rank has nobody to exchange data with: start 2 or more (--ntasks-per-node 2)"
+        raise WorkloadError(msg)
+    with process_group(world, options.device, timedelta(seconds=options.timeout)) as ranks:
+        metrics = Metrics(os.environ, world.rank)
+        bench(ranks, options, metrics)
+        metrics.close()
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the options, from the command line unless they are given.
+
+    Raises:
+        WorkloadError: One of them is wrong.
+    """
+    parser = Parser("allreduce", "Time collectives between the ranks, and check what they bring.")
+    add: Callable[..., object] = parser.add_argument
+    add(
+        "--sizes",
+        type=byte_counts,
+        default=byte_counts("1K,16K,256K,4M,64M"),
+        metavar="SIZE,SIZE",
+        help="bytes of the messages (1K,16K,256K,4M,64M)",
+    )
+    add(
+        "--min-bandwidth",
+        type=positive_float,
+        metavar="GB/s",
+        help="end with 1 where the best all-reduce over all ranks has less bus bandwidth",
+    )
+    process_options(parser)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(run("allreduce", main))
