@@ -253,7 +253,7 @@ def test_an_unknown_workload_is_answered_with_the_known_ones(arguments: list[str
     done = start(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.endswith("there is: allreduce, sage\n")
+    assert done.stderr.endswith("there is: allreduce, fashion_mnist, sage\n")
     assert all(repr(argument) in done.stderr for argument in arguments)
 
 
