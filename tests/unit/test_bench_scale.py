@@ -1,0 +1,153 @@
+"""``toolkit bench scale``: real runs at two sizes, and what is made of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from toolkit.commands import bench
+from toolkit.commands.bench import Size, flags, node_counts, report, scaling, size_of
+from toolkit.commands.options import JOB_OPTIONS
+from toolkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMAND = (sys.executable, "-c", "from toolkit.commands.bench import app; app()", "scale")
+
+
+def scale(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, "--on", "local", *arguments]
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+def size(nodes: int, ranks: int, throughput: float, memory_mb: float | None = None) -> Size:
+    return Size(nodes, ranks, throughput, "seeds/s", memory_mb, 9.5, f"runs/{nodes}", "slurm")
+
+
+@given(st.lists(st.integers(1, 10_000), min_size=1))
+def test_any_list_of_counts_is_read(counts: list[int]) -> None:
+    assert node_counts(" , ".join(map(str, counts))) == sorted(set(counts))
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,", "1,x", "-1", "1-4", "2.5", "٣", "1 2"])
+def test_what_is_no_list_of_counts(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a number of nodes"):
+        node_counts(text)
+
+
+def test_speed_up_and_efficiency_are_against_the_smallest_size() -> None:
+    sizes = [size(1, 4, 1000), size(2, 8, 1900), size(8, 32, 4000)]
+    assert scaling(sizes) == [(1, 1), (1.9, 0.95), (4, 0.5)]
+    # The same ranks on more nodes: nothing was added, so the efficiency is the speed-up.
+    assert scaling([size(2, 8, 1000), size(4, 8, 900)])[1] == (0.9, 0.9)
+
+
+def test_the_table_shows_every_size_and_draws_the_efficiency() -> None:
+    lines = report([size(1, 4, 1000, 812.4), size(2, 8, 1500)]).splitlines()
+    assert lines[0].split() == [
+        *("nodes", "ranks", "seeds/s", "speed-up", "efficiency", "MB", "a", "node", "seconds")
+    ]
+    assert lines[1].split() == ["1", "4", "1,000", "1.00", "100%", "812", "9.5", "#" * 20]
+    assert lines[2].split() == ["2", "8", "1,500", "1.50", "75%", "-", "9.5", "#" * 15]
+    assert len(lines) == 3
+
+
+def result(**metrics: Any) -> dict[str, Any]:
+    return {
+        "num_nodes": 2,
+        "world_size": 8,
+        "run_dir": "runs/x",
+        "target": "slurm",
+        "started": 10.0,
+        "ended": 12.5,
+        "metrics": metrics,
+    }
+
+
+def test_what_a_run_reports() -> None:
+    found = size_of(result(loss=1, images_per_second=7, peak_pss_mb_per_node=[5.5, 6.5]))
+    assert found == Size(2, 8, 7.0, "images/s", 6.5, 2.5, "runs/x", "slurm")
+    assert size_of(result(seeds_per_second=7)).memory_mb is None
+
+
+def test_a_job_without_throughput_is_told_how_to_report_one() -> None:
+    with pytest.raises(UsageError, match=r"metrics\.jsonl"):
+        size_of(result(loss=1))
+
+
+def test_every_option_of_a_job_is_passed_on() -> None:
+    """What the command line gives is what ``toolkit run`` would be given."""
+    given_: list[str] = []
+    for name, annotation in JOB_OPTIONS.items():
+        flag, kind = f"--{name.replace('_', '-')}", str(annotation)
+        if name != "nodes":
+            given_.append(flag if "bool" in kind else f"{flag}={'7' if 'int' in kind else 'x'}")
+    seen: dict[str, Any] = {}
+
+    def keep(options: dict[str, Any]) -> list[str]:
+        seen.update(options)
+        raise UsageError("seen")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "flags", keep)
+        ran = CliRunner().invoke(bench.app, ["scale", "--nodes=1", *given_, "--cluster=x", "sage"])
+    assert isinstance(ran.exception, UsageError)
+    assert sorted(flags(seen)) == sorted([*given_, "--cluster=x"])
+    assert flags({"container_mount_home": False, "env": ["A=1", "B"], "mem": None}) == [
+        *("--no-container-mount-home", "--env=A=1", "--env=B")
+    ]
+
+
+def test_two_sizes_of_a_workload(tmp_path: Path) -> None:
+    ran = scale(
+        *(tmp_path, "--nodes", "2,1", "--json", "sage", "--dataset", "planted", "--epochs", "1"),
+        *("--num-nodes", "400", "--num-edges", "4000", "--num-features", "8"),
+        *("--num-classes", "4", "--hidden", "16", "--data-dir", str(tmp_path / "data")),
+    )
+    assert ran.returncode == 0, ran.stderr
+    one, two = json.loads(ran.stdout)["sizes"]
+    assert [(s["nodes"], s["ranks"]) for s in (one, two)] == [(1, 1), (2, 2)]
+    assert one["efficiency"] == one["speed_up"] == 1
+    assert two["speed_up"] == pytest.approx(two["throughput"] / one["throughput"])
+    assert two["efficiency"] == pytest.approx(two["speed_up"] / 2)
+    for found in (one, two):
+        kept = json.loads((tmp_path / found["run_dir"] / "result.json").read_text())
+        assert found["throughput"] == kept["metrics"]["seeds_per_second"]
+        assert found["memory_mb"] == max(kept["metrics"]["peak_pss_mb_per_node"])
+
+
+def test_a_command_of_ones_own_is_told_that_the_machine_is_shared(tmp_path: Path) -> None:
+    line = '{"images_per_second": 50}'
+    script = f"test $SLURM_PROCID = 1 || echo '{line}' > $TOOLKIT_RUN_DIR/metrics.jsonl"
+    ran = scale(tmp_path, "--", "sh", "-c", script)
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    assert [line.split()[:5] for line in lines[1:3]] == [
+        ["1", "1", "50", "1.00", "100%"],
+        ["2", "2", "50", "1.00", "50%"],
+    ]
+    assert "this one machine" in lines[3]
+
+
+def test_a_size_that_fails_ends_the_comparison_with_its_code(tmp_path: Path) -> None:
+    ran = scale(tmp_path, "--nodes", "1,2", "--", "sh", "-c", "exit $((SLURM_NNODES + 4))")
+    assert (ran.returncode, ran.stdout) == (5, "")
+    assert len(list((tmp_path / "runs").glob("*/result.json"))) == 2  # the run and `latest`
+
+
+def test_dry_run_prints_a_plan_for_each_size_and_starts_nothing(tmp_path: Path) -> None:
+    ran = scale(tmp_path, "--nodes", "1,3", "--dry-run", "--", "true")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("#!/") == 2
+    assert "node[0-2]" in ran.stdout
+    assert list(tmp_path.iterdir()) == []

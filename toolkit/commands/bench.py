@@ -1,0 +1,193 @@
+"""``toolkit bench scale``: the same job at several sizes, and how well it scales."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toolkit.commands import view
+from toolkit.commands.options import (
+    EXPLICIT_COMMAND,
+    JOB_OPTIONS,
+    Cluster,
+    DryRun,
+    JobCommand,
+    Json,
+    Words,
+    with_job_options,
+)
+from toolkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+app = typer.Typer(help="Measure how a job scales.", no_args_is_help=True, add_completion=False)
+
+TOOLKIT = (sys.executable, "-P", "-c", "from toolkit.cli import main; main()")
+BAR = 20  # characters for an efficiency of 1
+
+
+@dataclass(frozen=True)
+class Size:
+    """A run at one size.
+
+    Attributes:
+        nodes: Number of nodes.
+        ranks: Ranks in all.
+        throughput: What the workload reported, in ``unit``.
+        unit: Such as ``seeds/s``.
+        memory_mb: The most that a node took (MB, PSS); None where the workload does not say.
+        seconds: The whole run, from its start to its end.
+        run_dir: Where it is kept.
+        target: ``local``, ``slurm`` or ``docker``.
+    """
+
+    nodes: int
+    ranks: int
+    throughput: float
+    unit: str
+    memory_mb: float | None
+    seconds: float
+    run_dir: str
+    target: str
+
+
+def node_counts(text: str) -> list[int]:
+    """Read ``1,2,4``; ascending, each once.
+
+    Raises:
+        UsageError: if one is no number of 1 or more.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    wrong = [part for part in parts if not (part.isascii() and part.isdecimal() and int(part))]
+    if wrong:
+        raise UsageError(f"--nodes {text}: {wrong[0]!r} is not a number of nodes, as in 1,2,4.")
+    return sorted({int(part) for part in parts})
+
+
+def flags(options: Mapping[str, Any]) -> list[str]:
+    """The options of ``toolkit run`` as it takes them."""
+    found = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            found.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            values = value if isinstance(value, list) else [value]
+            found += [f"--{flag}={one}" for one in values]
+    return found
+
+
+def size_of(result: Mapping[str, Any]) -> Size:
+    """What a run's ``result.json`` says about its speed.
+
+    Raises:
+        UsageError: if the workload reported no throughput.
+    """
+    metrics = result["metrics"]
+    name = next((key for key in metrics if key.endswith("_per_second")), None)
+    if name is None:
+        msg = (
+            f"{result['run_dir']}: the job reported no throughput, so its scaling is unknown. Let"
+            " rank 0 write a line such as"
+            ' {"images_per_second": 1234} to $TOOLKIT_RUN_DIR/metrics.jsonl.'
+        )
+        raise UsageError(msg)
+    memory = metrics.get("peak_pss_mb_per_node")
+    return Size(
+        nodes=result["num_nodes"],
+        ranks=result["world_size"],
+        throughput=float(metrics[name]),
+        unit=f"{name.removesuffix('_per_second')}/s",
+        memory_mb=max(memory) if memory else None,
+        seconds=result["ended"] - result["started"],
+        run_dir=result["run_dir"],
+        target=result["target"],
+    )
+
+
+def scaling(sizes: Sequence[Size]) -> list[tuple[float, float]]:
+    """Speed-up and efficiency of each size, against the first: what one of its ranks would give."""
+    first = sizes[0]
+    speed_up = [size.throughput / first.throughput for size in sizes]
+    return [(up, up * first.ranks / size.ranks) for up, size in zip(speed_up, sizes, strict=True)]
+
+
+def report(sizes: Sequence[Size]) -> str:
+    """The table, with the efficiency drawn."""
+    head = ("nodes", "ranks", sizes[0].unit, "speed-up", "efficiency", "MB a node", "seconds")
+    lines = ["{:>5} {:>6} {:>12} {:>9} {:>10} {:>10} {:>8}".format(*head)]
+    for size, (up, efficiency) in zip(sizes, scaling(sizes), strict=True):
+        memory = "-" if size.memory_mb is None else f"{size.memory_mb:,.0f}"
+        bar = "#" * round(min(efficiency, 1.5) * BAR)
+        lines.append(
+            f"{size.nodes:5} {size.ranks:6} {size.throughput:12,.0f} {up:9.2f} {efficiency:10.0%} "
+            f"{memory:>10} {size.seconds:8.1f}  {bar}"
+        )
+    if sizes[0].target == "local" and len(sizes) > 1:
+        lines.append(
+            "All nodes were this one machine and shared its cores, so this shows what the ranks"
+            " cost each other, not how a cluster scales."
+        )
+    return "\n".join(lines)
+
+
+def scale(
+    ctx: typer.Context,
+    *,
+    options: dict[str, Any],
+    words: Words = None,
+    cluster: Cluster = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Run the same job on 1, 2, 4 … nodes, one after the other, and compare.
+
+    Shown are throughput, speed-up and efficiency against the smallest size, and memory. The job is
+    given as to `toolkit run`; its workload has to report a throughput (NAME_per_second).
+    """
+    counts = node_counts(options.pop("nodes") or "1,2")
+    common = flags({**options, "cluster": cluster})
+    job = ["--", *words] if words and ctx.meta[EXPLICIT_COMMAND] else words or []
+    sizes = []
+    for count in counts:
+        command = [*TOOLKIT, "run", f"--nodes={count}", *common]
+        if dry_run:
+            code = subprocess.run([*command, "--dry-run", *job], check=False).returncode
+        else:
+            view.message(f"{count} of {', '.join(map(str, counts))} nodes")
+            ran = subprocess.run([*command, "--json", *job], stdout=subprocess.PIPE, check=False)
+            code = ran.returncode
+        if code:
+            raise typer.Exit(code)
+        if not dry_run:
+            sizes.append(size_of(json.loads(ran.stdout)))
+    if dry_run:
+        return
+    if as_json:
+        shown = [
+            {**asdict(size), "speed_up": up, "efficiency": efficiency}
+            for size, (up, efficiency) in zip(sizes, scaling(sizes), strict=True)
+        ]
+        print(json.dumps({"sizes": shown}))
+    else:
+        print(report(sizes))
+
+
+@app.callback()
+def _bench() -> None:
+    """Measure how a job scales."""
+
+
+_NODES = Annotated[
+    str | None,
+    typer.Option("-N", "--nodes", help="Such as 1,2,4 [default: 1,2]."),
+]
+app.command("scale", cls=JobCommand, context_settings={"allow_interspersed_args": False})(
+    with_job_options(scale, {**JOB_OPTIONS, "nodes": _NODES})
+)
