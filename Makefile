@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint bench bench-rivals clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -33,6 +33,11 @@ lint: $(VENV)/test  ## ruff, mypy, shellcheck and the CI templates
 	ci/shellcheck
 	PATH="$(CURDIR)/$(BIN):$$PATH" ci/lint_templates
 
+bench: $(VENV)/test  ## measure the workloads against the tutorial's way and torchrun (up to 20 minutes)
+	$(BIN)/python ci/bench/suite
+
+bench-rivals: $(VENV)/rivals  ## build torch-sparse for `make bench` (20 minutes, a C++ compiler)
+
 clean:  ## remove the environment and caches (runs/ stays)
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
@@ -48,3 +53,12 @@ $(VENV)/demo: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/test: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[workloads,test,lint]'
 	@touch $@ $(VENV)/demo
+
+# A folder of its own, put on the path by the benchmark alone: PyG behaves otherwise where it finds
+# these. --no-build-isolation: they are compiled against the torch that is measured.
+$(VENV)/rivals: | $(VENV)/test
+	$(PIP) setuptools wheel
+	rm -rf $@.new
+	FORCE_ONLY_CPU=1 MAX_JOBS=2 $(PIP) --no-build-isolation --no-deps --target $@.new \
+		torch-scatter==2.1.2 torch-sparse==0.6.18 scipy
+	mv $@.new $@

@@ -13,10 +13,12 @@ import math
 import os
 import sys
 import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +44,8 @@ from workloads.common.sampler import sampler_class
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
@@ -50,6 +53,20 @@ if TYPE_CHECKING:
     from workloads.common.graph import Graph
 
 REFERENCE_BATCH = 1024  # seeds a step, over all ranks, for which --lr is meant
+
+
+class Inputs(NamedTuple):
+    """What a model computes a batch's seeds from.
+
+    Attributes:
+        x: [targets, features], float32: the features of the first layer's targets.
+        mean: [targets, features], float32: the mean features of their sampled neighbours.
+        adjacency: One matrix for each layer after the first; as in ``sampler.Batch``.
+    """
+
+    x: Tensor
+    mean: Tensor
+    adjacency: list[Tensor]
 
 
 class SAGE(nn.Module):
@@ -60,11 +77,13 @@ class SAGE(nn.Module):
         self.layers = nn.ModuleList(SAGEConv(a, b) for a, b in pairwise(widths))
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, adjacency: list[Tensor]) -> Tensor:
-        """Classify the seeds from the features of all nodes of a batch."""
-        for i, (layer, matrix) in enumerate(zip(self.layers, adjacency, strict=True)):
-            if i > 0:
-                x = self.dropout(functional.relu(x))
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Classify the seeds."""
+        # The first layer's mean over the neighbours comes with the batch: nothing in it is learnt.
+        first: SAGEConv = self.layers[0]
+        x: Tensor = first.lin_l(inputs.mean) + first.lin_r(inputs.x)
+        for layer, matrix in zip(self.layers[1:], inputs.adjacency, strict=True):
+            x = self.dropout(functional.relu(x))
             # The mean over the neighbours is one product with a sparse matrix, before the linear
             # map. The targets are the first of the sources.
             x = layer((x, x[: matrix.size(0)]), matrix)
@@ -79,8 +98,9 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, _adjacency: list[Tensor]) -> Tensor:
+    def forward(self, inputs: Inputs) -> Tensor:
         """Classify the seeds from their own features."""
+        x = inputs.x
         for i, layer in enumerate(self.layers):
             if i > 0:
                 x = self.dropout(functional.relu(x))
@@ -89,30 +109,58 @@ class MLP(nn.Module):
 
 
 class Batches:
-    """Turns seeds into what the model takes: features, one matrix a layer, labels."""
+    """Turns seeds into what the model takes, and their labels."""
 
-    def __init__(self, graph: Graph, options: argparse.Namespace, device: torch.device) -> None:
+    def __init__(
+        self, graph: Graph, options: argparse.Namespace, device: torch.device, seed: int
+    ) -> None:
         self.x, self.y, self.device = torch.from_numpy(graph.x), torch.from_numpy(graph.y), device
+        # Averaging needs no copy of the neighbours' features where they can be read as they are.
+        self.reads_map = device.type == "cpu" and self.x.dtype == torch.float32
         self.sampler = sampler_class(options.sampler)(
             torch.from_numpy(graph.indptr),
             torch.from_numpy(graph.indices),
             options.fanout if options.model == "sage" else (),
+            seed,
         )
 
-    def load(self, seeds: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+    def ahead(self, parts: Iterable[Tensor]) -> Iterator[tuple[Inputs, Tensor]]:
+        """Load the batch of each part in turn, in a thread, while the one before it is used."""
+        with ThreadPoolExecutor(1) as thread:
+            waiting: deque[Future[tuple[Inputs, Tensor]]] = deque()
+            for part in parts:
+                waiting.append(thread.submit(self.load, part))
+                if len(waiting) == 2:
+                    yield waiting.popleft().result()
+            yield waiting.popleft().result()
+
+    def load(self, seeds: Tensor) -> tuple[Inputs, Tensor]:
         """Sample around ``seeds`` (int64) and bring the batch to the device."""
         batch = self.sampler.sample(seeds)
-        return (
-            self.x[batch.nodes].to(self.device).float(),
-            [matrix.to(self.device) for matrix in batch.adjacency],
-            self.y[seeds].to(self.device).long(),
-        )
+        y = self.y[seeds].to(self.device).long()
+        if not batch.adjacency:
+            x = self._features(batch.nodes)
+            return Inputs(x, x[:0], []), y
+        first, *others = batch.adjacency
+        columns, targets = first.col_indices(), first.size(0)
+        if self.reads_map:
+            features, columns = self.x, batch.nodes[columns]
+            x = features[batch.nodes[:targets]]
+        else:
+            features, columns = self._features(batch.nodes), columns.to(self.device)
+            x = features[:targets]
+        offsets = first.crow_indices()[:-1].to(self.device)
+        mean = functional.embedding_bag(columns, features, offsets, mode="mean")
+        return Inputs(x, mean, [matrix.to(self.device) for matrix in others]), y
+
+    def _features(self, nodes: Tensor) -> Tensor:
+        return self.x[nodes].to(self.device).float()
 
 
 def train(ranks: Ranks, graph: Graph, options: argparse.Namespace, metrics: Metrics) -> None:
     """Train, evaluate and report; every rank runs this on its share of the nodes."""
     world, device = ranks.world, ranks.device
-    batches = Batches(graph, options, device)
+    batches = Batches(graph, options, device, options.seed + world.rank)
 
     torch.manual_seed(options.seed)
     widths = [graph.num_features, *[options.hidden] * (len(options.fanout) - 1), graph.num_classes]
@@ -161,16 +209,16 @@ def train(ranks: Ranks, graph: Graph, options: argparse.Namespace, metrics: Metr
         share_of_rank.set_epoch(epoch)
         started, loss_sum, correct = time.monotonic(), 0.0, 0
         seeds_of_epoch = train_nodes[list(share_of_rank)]
-        for step, seeds in enumerate(torch.split(seeds_of_epoch, options.batch_size), 1):
-            x, adjacency, y = batches.load(seeds)
-            logits = ddp(x, adjacency)
+        parts = torch.split(seeds_of_epoch, options.batch_size)
+        for step, (inputs, y) in enumerate(batches.ahead(parts), 1):
+            logits = ddp(inputs)
             loss = functional.cross_entropy(logits, y)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
 
-            loss_sum += loss.item() * len(seeds)
+            loss_sum += loss.item() * len(y)
             correct += int((logits.argmax(dim=1) == y).sum())
             done = min(step * options.batch_size, len(seeds_of_epoch)) * world.world_size
             speed = round(done / (time.monotonic() - started), 1)
@@ -226,9 +274,8 @@ def evaluate(
     model.eval()
     mine = torch.from_numpy(nodes[ranks.world.rank :: ranks.world.world_size]).long()
     correct = 0
-    for seeds in torch.split(mine, 4 * batch_size):
-        x, adjacency, y = batches.load(seeds)
-        correct += int((model(x, adjacency).argmax(dim=1) == y).sum())
+    for inputs, y in batches.ahead(torch.split(mine, 4 * batch_size)):
+        correct += int((model(inputs).argmax(dim=1) == y).sum())
     hits, count = ranks.sum(correct, len(mine))
     return hits / count
 

@@ -40,6 +40,10 @@ def star(degree: int) -> tuple[Tensor, Tensor]:
     return indptr, torch.arange(1, degree + 1, dtype=torch.int32)
 
 
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> list[list[int]]:
     """For each node the distinct nodes whose messages it receives."""
@@ -59,7 +63,7 @@ def test_chosen_neighbours_are_real_distinct_and_as_many_as_asked(
 ) -> None:
     nodes = data.draw(st.lists(st.integers(0, len(graph) - 1)))
     offsets, chosen = choose_neighbours(
-        *pack(graph), torch.tensor(nodes, dtype=torch.int64), fanout
+        *pack(graph), torch.tensor(nodes, dtype=torch.int64), fanout, generator(0)
     )
     assert len(offsets) == len(nodes) + 1
     assert offsets[-1] == len(chosen)
@@ -73,10 +77,9 @@ def test_chosen_neighbours_are_real_distinct_and_as_many_as_asked(
     ("degree", "fanout"), [(2, 1), (5, 2), (5, 4), (6, 3), (7, 7), (3, 10), (11, 10)]
 )
 def test_every_set_of_neighbours_is_equally_likely(degree: int, fanout: int) -> None:
-    torch.manual_seed(degree * 100 + fanout)
     draws = 60_000
     nodes = torch.zeros(draws, dtype=torch.int64)
-    _, chosen = choose_neighbours(*star(degree), nodes, fanout)
+    _, chosen = choose_neighbours(*star(degree), nodes, fanout, generator(degree * 100 + fanout))
     seen = Counter(tuple(sorted(row)) for row in chosen.view(draws, -1).tolist())
     sets = list(itertools.combinations(range(1, degree + 1), min(fanout, degree)))
     assert set(seen) == set(sets)
@@ -91,10 +94,9 @@ def test_every_set_of_neighbours_is_equally_likely(degree: int, fanout: int) -> 
 def test_each_neighbour_is_included_with_probability_fanout_over_degree(
     degree: int, fanout: int
 ) -> None:
-    torch.manual_seed(degree + fanout)
     draws = 4_000_000 // (degree * 4)
     nodes = torch.zeros(draws, dtype=torch.int64)
-    _, chosen = choose_neighbours(*star(degree), nodes, fanout)
+    _, chosen = choose_neighbours(*star(degree), nodes, fanout, generator(degree + fanout))
     count = torch.bincount(chosen, minlength=degree + 1)[1:].double()
     p = min(1.0, fanout / degree)
     deviation = (draws * p * (1 - p)) ** 0.5
@@ -105,10 +107,10 @@ def test_each_neighbour_is_included_with_probability_fanout_over_degree(
 
 def test_neighbours_beyond_the_precision_of_float32_are_drawn() -> None:
     degree = 2**25  # a float32 in [0, 1) times this is even
-    torch.manual_seed(0)
     indptr = torch.tensor([0, degree])
     indices = torch.arange(degree, dtype=torch.int32)
-    _, chosen = choose_neighbours(indptr, indices, torch.zeros(50, dtype=torch.int64), 10)
+    nodes = torch.zeros(50, dtype=torch.int64)
+    _, chosen = choose_neighbours(indptr, indices, nodes, 10, generator(0))
     assert 150 < int((chosen % 2).sum()) < 350
     assert chosen.max() > degree * 0.95
 
@@ -122,7 +124,7 @@ def test_a_batch_holds_edges_of_the_graph_and_layers_that_fit(
     fanout: list[int],
     data: st.DataObject,
 ) -> None:
-    whole = sampler(*pack(graph), fanout)
+    whole = sampler(*pack(graph), fanout, 0)
     for _ in range(2):  # what one batch leaves behind must not show in the next
         nodes = st.lists(st.integers(0, len(graph) - 1), unique=True, min_size=1)
         seeds = torch.tensor(data.draw(nodes))
@@ -160,7 +162,7 @@ def test_all_neighbours_give_what_pyg_computes_on_the_whole_graph(
     expected = second(first(x, edge_index).relu(), edge_index)
 
     seeds = torch.tensor([9, 3, 7, 59, 0])
-    batch = sampler(indptr, source.int(), [size, size]).sample(seeds)
+    batch = sampler(indptr, source.int(), [size, size], 0).sample(seeds)
     hidden = x[batch.nodes]
     for layer, matrix in zip((first, second), batch.adjacency, strict=True):
         hidden = layer((hidden, hidden[: matrix.size(0)]), matrix)
@@ -168,14 +170,17 @@ def test_all_neighbours_give_what_pyg_computes_on_the_whole_graph(
     torch.testing.assert_close(hidden, expected[seeds])
 
 
-def test_sampling_repeats_with_the_seed_of_torch() -> None:
-    graph = star(500)
-    sampler = TorchSampler(*graph, [20])
-    batches = []
+def test_sampling_repeats_with_its_seed_whatever_else_draws() -> None:
+    graph, seeds = star(500), torch.tensor([0])
+    batches: list[list[list[int]]] = []
     for seed in (3, 3, 4):
-        torch.manual_seed(seed)
-        batches.append(sampler.sample(torch.tensor([0])).nodes.tolist())
+        sampler = TorchSampler(*graph, [20], seed)
+        drawn = [sampler.sample(seeds).nodes.tolist()]
+        torch.rand(len(batches))  # as dropout does meanwhile
+        drawn.append(sampler.sample(seeds).nodes.tolist())
+        batches.append(drawn)
     assert batches[0] == batches[1] != batches[2]
+    assert batches[0][0] != batches[0][1]
 
 
 def test_the_plain_sampler_is_taken_where_pyg_lib_is_missing() -> None:

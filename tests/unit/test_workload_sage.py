@@ -97,6 +97,54 @@ def test_debian_is_learnt_by_its_edges(data: Path, tmp_path: Path) -> None:
     assert all("train_accuracy" in line for line in accuracies)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.float64])
+def test_a_batch_of_all_neighbours_gives_what_pyg_computes_on_the_whole_graph(
+    dtype: type[Any],
+) -> None:
+    random = np.random.default_rng(0)
+    size = 50
+    dense = random.random((size, size)) < 0.1
+    dense[7] = False  # a node without neighbours
+    target, source = dense.nonzero()
+    nodes = np.arange(size)
+    graph = Graph(
+        indptr=np.concatenate([[0], dense.sum(axis=1).cumsum()]),
+        indices=source.astype(np.int32),
+        x=random.integers(9, size=(size, 6)).astype(dtype),
+        y=nodes % 3,
+        train=nodes,
+        val=nodes,
+        test=nodes,
+        num_classes=3,
+    )
+    options = sage.parse(["--sampler", "torch", "--fanout", f"{size},{size}"])
+    torch.manual_seed(0)
+    model = sage.SAGE([6, 8, 3], 0.5).eval()
+    first, second = model.layers
+    edges = torch.from_numpy(np.stack([source, target]))
+    expected = second(first(torch.from_numpy(graph.x).float(), edges).relu(), edges)
+
+    batches = sage.Batches(graph, options, torch.device("cpu"), 0)
+    parts = torch.randperm(size).split([20, 1, 29])  # type: ignore[no-untyped-call]
+    loaded = list(batches.ahead(parts))
+    assert len(loaded) == len(parts)
+    for part, (inputs, y) in zip(parts, loaded, strict=True):
+        torch.testing.assert_close(model(inputs), expected[part])
+        assert y.tolist() == (part % 3).tolist()
+
+
+def test_a_run_repeats_with_its_seed(data: Path, tmp_path: Path) -> None:
+    weights = []
+    for i, seed in enumerate((1, 1, 2)):
+        folder = tmp_path / str(i)
+        arguments = [*SMALL, "--data-dir", str(data), "--seed", str(seed), "--epochs", "2"]
+        result = run_ranks(1, 2, arguments, folder=folder, environ={"TOOLKIT_RUN_DIR": str(folder)})
+        assert result.codes == [0, 0], result.err
+        weights.append(read_metrics(folder)[1]["weights_sha256"])
+    assert weights[0] == weights[1] != weights[2]
+
+
 @pytest.mark.skipif(find_spec("pyg_lib") is None, reason="pyg-lib is not installed")
 def test_pyg_lib_reaches_the_same_accuracy(data: Path, tmp_path: Path) -> None:
     accuracy = [

@@ -1,6 +1,7 @@
 """Neighbour sampling: exact, without replacement, vectorised over all nodes of a batch.
 
-Random numbers are torch's own, so ``torch.manual_seed`` decides them.
+``TorchSampler`` draws from a generator of its own, so that it may run in a thread of its own and
+give the same batches every time; pyg-lib draws from torch's, which dropout on a CPU draws from too.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Batch:
 
 
 def choose_neighbours(
-    indptr: Tensor, indices: Tensor, nodes: Tensor, fanout: int
+    indptr: Tensor, indices: Tensor, nodes: Tensor, fanout: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Choose up to ``fanout`` distinct neighbours of every node, each set equally likely.
 
@@ -61,7 +62,7 @@ def choose_neighbours(
     for step in range(fanout):
         last = lowest + step
         # float64: a float32 has 24 bits, too few for a hub's neighbours.
-        draw = torch.rand(len(many), dtype=torch.float64)
+        draw = torch.rand(len(many), dtype=torch.float64, generator=generator)
         drawn = (draw * (last + 1)).long()
         taken = (chosen[:, :step] == drawn[:, None]).any(dim=1)
         chosen[:, step] = torch.where(taken, last, drawn)
@@ -79,10 +80,12 @@ class TorchSampler:
         indptr: [nodes + 1], int64: where each node's neighbours start in ``indices``.
         indices: [edges], int32 or int64; may be a mapped file, only what is needed is read.
         fanout: Neighbours of a seed, then of those, and so on; one number a layer.
+        seed: Decides all that is drawn.
     """
 
-    def __init__(self, indptr: Tensor, indices: Tensor, fanout: Sequence[int]) -> None:
+    def __init__(self, indptr: Tensor, indices: Tensor, fanout: Sequence[int], seed: int) -> None:
         self.indptr, self.indices, self.fanout = indptr, indices, tuple(fanout)
+        self._generator = torch.Generator().manual_seed(seed)
         # One more than the place of a node in the batch, 0 for none: fresh zeros take no memory
         # until a page of them is written.
         self._place = torch.zeros(len(indptr) - 1, dtype=torch.int32)
@@ -92,7 +95,9 @@ class TorchSampler:
         nodes, adjacency = seeds, []
         self._place[seeds] = torch.arange(1, len(seeds) + 1, dtype=torch.int32)
         for fanout in self.fanout:
-            offsets, neighbours = choose_neighbours(self.indptr, self.indices, nodes, fanout)
+            offsets, neighbours = choose_neighbours(
+                self.indptr, self.indices, nodes, fanout, self._generator
+            )
             targets = len(nodes)
             fresh = neighbours[self._place[neighbours] == 0].unique()  # type: ignore[no-untyped-call]
             nodes = torch.cat([nodes, fresh])
@@ -104,9 +109,12 @@ class TorchSampler:
 
 
 class PygLibSampler:
-    """The same with pyg-lib, one of its hops a layer; arguments as for ``TorchSampler``."""
+    """The same with pyg-lib, one of its hops a layer; arguments as for ``TorchSampler``.
 
-    def __init__(self, indptr: Tensor, indices: Tensor, fanout: Sequence[int]) -> None:
+    The seed is unused: pyg-lib takes no generator.
+    """
+
+    def __init__(self, indptr: Tensor, indices: Tensor, fanout: Sequence[int], _seed: int) -> None:
         from pyg_lib.sampler import neighbor_sample  # noqa: PLC0415 - not on PyPI
 
         self._neighbor_sample = neighbor_sample
