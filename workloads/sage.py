@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,8 @@ from torch_geometric.nn import SAGEConv
 
 from workloads import datasets
 from workloads.common.errors import WorkloadError
-from workloads.common.metrics import Metrics, PeakPss
+from workloads.common.inference import Exchange, infer
+from workloads.common.metrics import Metrics, PeakPss, Waiting
 from workloads.common.options import (
     Parser,
     integers,
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Iterator, Sequence
     from concurrent.futures import Future
-
-    from numpy.typing import NDArray
 
     from toolkit.entrypoint import World
     from workloads.common.graph import Graph
@@ -78,7 +77,7 @@ class SAGE(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Classify the seeds."""
+        """Compute the logits of the seeds."""
         # The first layer's mean over the neighbours comes with the batch: nothing in it is learnt.
         first: SAGEConv = self.layers[0]
         x: Tensor = first.lin_l(inputs.mean) + first.lin_r(inputs.x)
@@ -88,6 +87,10 @@ class SAGE(nn.Module):
             # map. The targets are the first of the sources.
             x = layer((x, x[: matrix.size(0)]), matrix)
         return x
+
+    def infer(self, graph: Graph, exchange: Exchange) -> Tensor:
+        """Compute the logits of this rank's nodes, from all of their neighbours."""
+        return infer(list(self.layers), graph, exchange)
 
 
 class MLP(nn.Module):
@@ -99,8 +102,15 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Classify the seeds from their own features."""
-        x = inputs.x
+        """Compute the logits of the seeds from their own features."""
+        return self._classify(inputs.x)
+
+    def infer(self, graph: Graph, exchange: Exchange) -> Tensor:
+        """Compute the logits of this rank's nodes."""
+        own = torch.from_numpy(graph.x[exchange.mine.start : exchange.mine.stop])
+        return self._classify(own.to(exchange.device).float())
+
+    def _classify(self, x: Tensor) -> Tensor:
         for i, layer in enumerate(self.layers):
             if i > 0:
                 x = self.dropout(functional.relu(x))
@@ -115,14 +125,16 @@ class Batches:
         self, graph: Graph, options: argparse.Namespace, device: torch.device, seed: int
     ) -> None:
         self.x, self.y, self.device = torch.from_numpy(graph.x), torch.from_numpy(graph.y), device
-        # Averaging needs no copy of the neighbours' features where they can be read as they are.
-        self.reads_map = device.type == "cpu" and self.x.dtype == torch.float32
         self.sampler = sampler_class(options.sampler)(
             torch.from_numpy(graph.indptr),
             torch.from_numpy(graph.indices),
             options.fanout if options.model == "sage" else (),
             seed,
         )
+        # Copies to a GPU have a queue of their own there, beside the model's.
+        self._copies = None
+        if device.type == "cuda":
+            self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def ahead(self, parts: Iterable[Tensor]) -> Iterator[tuple[Inputs, Tensor]]:
         """Load the batch of each part in turn, in a thread, while the one before it is used."""
@@ -136,25 +148,31 @@ class Batches:
 
     def load(self, seeds: Tensor) -> tuple[Inputs, Tensor]:
         """Sample around ``seeds`` (int64) and bring the batch to the device."""
-        batch = self.sampler.sample(seeds)
-        y = self.y[seeds].to(self.device).long()
+        batch, y = self.sampler.sample(seeds), self.y[seeds].long()
         if not batch.adjacency:
-            x = self._features(batch.nodes)
+            x, y = self._to_device(self.x[batch.nodes].float(), y)
             return Inputs(x, x[:0], []), y
         first, *others = batch.adjacency
-        columns, targets = first.col_indices(), first.size(0)
-        if self.reads_map:
-            features, columns = self.x, batch.nodes[columns]
-            x = features[batch.nodes[:targets]]
-        else:
-            features, columns = self._features(batch.nodes), columns.to(self.device)
-            x = features[:targets]
-        offsets = first.crow_indices()[:-1].to(self.device)
-        mean = functional.embedding_bag(columns, features, offsets, mode="mean")
+        # Averaging needs no copy of the neighbours' features where they can be read as they are,
+        # and what goes to a GPU is a mean instead of all of them.
+        features, nodes, columns = self.x, batch.nodes, batch.nodes[first.col_indices()]
+        if features.dtype != torch.float32:
+            features, nodes = features[nodes].float(), torch.arange(len(nodes))
+            columns = first.col_indices()
+        mean = functional.embedding_bag(columns, features, first.crow_indices()[:-1], mode="mean")
+        x, mean, y = self._to_device(features[nodes[: first.size(0)]], mean, y)
         return Inputs(x, mean, [matrix.to(self.device) for matrix in others]), y
 
-    def _features(self, nodes: Tensor) -> Tensor:
-        return self.x[nodes].to(self.device).float()
+    def _to_device(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        if self._copies is None:
+            return tensors
+        with torch.cuda.stream(self._copies):
+            copies = [one.pin_memory().to(self.device, non_blocking=True) for one in tensors]
+        self._copies.synchronize()  # this thread waits, the model goes on
+        for one in copies:
+            # Else the next batch's copies could take this memory while the model still reads it.
+            one.record_stream(torch.cuda.default_stream(self.device))
+        return tuple(copies)
 
 
 def train(ranks: Ranks, graph: Graph, options: argparse.Namespace, metrics: Metrics) -> None:
@@ -164,7 +182,7 @@ def train(ranks: Ranks, graph: Graph, options: argparse.Namespace, metrics: Metr
 
     torch.manual_seed(options.seed)
     widths = [graph.num_features, *[options.hidden] * (len(options.fanout) - 1), graph.num_classes]
-    model = {"sage": SAGE, "mlp": MLP}[options.model](widths, options.dropout).to(device)
+    model = (SAGE if options.model == "sage" else MLP)(widths, options.dropout).to(device)
     ddp = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
     # All ranks have rank 0's weights now. From here on each draws its own numbers: one seed for
     # all would repeat the same dropout masks on every rank.
@@ -203,14 +221,14 @@ def train(ranks: Ranks, graph: Graph, options: argparse.Namespace, metrics: Metr
         f"{dropped} of {len(train_nodes)} training nodes dropped an epoch to keep the steps equal"
     )
 
-    losses, peak_pss = [], PeakPss(ranks)
+    losses, peak_pss, exchange = [], PeakPss(ranks), Exchange(ranks, graph.num_nodes)
     for epoch in range(1, options.epochs + 1):
         model.train()
         share_of_rank.set_epoch(epoch)
         started, loss_sum, correct = time.monotonic(), 0.0, 0
         seeds_of_epoch = train_nodes[list(share_of_rank)]
-        parts = torch.split(seeds_of_epoch, options.batch_size)
-        for step, (inputs, y) in enumerate(batches.ahead(parts), 1):
+        loaded = Waiting(batches.ahead(torch.split(seeds_of_epoch, options.batch_size)))
+        for step, (inputs, y) in enumerate(loaded, 1):
             logits = ddp(inputs)
             loss = functional.cross_entropy(logits, y)
             optimizer.zero_grad()
@@ -232,15 +250,18 @@ def train(ranks: Ranks, graph: Graph, options: argparse.Namespace, metrics: Metr
                     seeds_per_second=speed,
                 )
 
+        data_wait = loaded.seconds / (time.monotonic() - started)
         total, hits, count = ranks.sum(loss_sum, correct, len(seeds_of_epoch))
         losses.append(total / count)
+        val_accuracy, test_accuracy = evaluate(model, graph, ranks, exchange)
         epoch_metrics = {
             "epoch": epoch,
             "epochs": options.epochs,
             "loss": losses[-1],
             "train_accuracy": hits / count,
-            "val_accuracy": evaluate(model, batches, graph.val, ranks, options.batch_size),
+            "val_accuracy": val_accuracy,
             "seeds_per_second": speed,
+            "data_wait_share": round(data_wait, 3),
         }
         peak_pss.measure()
         metrics.write(**epoch_metrics)
@@ -250,7 +271,6 @@ def train(ranks: Ranks, graph: Graph, options: argparse.Namespace, metrics: Metr
             f"val accuracy {epoch_metrics['val_accuracy']:.4f}, {speed:.0f} seeds/s"
         )
 
-    test_accuracy = evaluate(model, batches, graph.test, ranks, options.batch_size)
     digest = same_weights(ranks, model)
     metrics.say(f"test accuracy {test_accuracy:.4f}; all ranks hold the weights {digest[:12]}")
     metrics.write(
@@ -268,16 +288,22 @@ def train(ranks: Ranks, graph: Graph, options: argparse.Namespace, metrics: Metr
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, batches: Batches, nodes: NDArray[Any], ranks: Ranks, batch_size: int
-) -> float:
-    """Return the accuracy over ``nodes``: every rank counts its share, and none is left out."""
+    model: SAGE | MLP, graph: Graph, ranks: Ranks, exchange: Exchange
+) -> tuple[float, float]:
+    """Return the accuracy over the validation and the test nodes, without sampling.
+
+    Every rank counts those among its own nodes, so that none is left out or counted twice.
+    """
     model.eval()
-    mine = torch.from_numpy(nodes[ranks.world.rank :: ranks.world.world_size]).long()
-    correct = 0
-    for inputs, y in batches.ahead(torch.split(mine, 4 * batch_size)):
-        correct += int((model(inputs).argmax(dim=1) == y).sum())
-    hits, count = ranks.sum(correct, len(mine))
-    return hits / count
+    mine = exchange.mine
+    classes = model.infer(graph, exchange).argmax(dim=1).cpu().numpy()
+    right = classes == graph.y[mine.start : mine.stop]
+    counts = []
+    for nodes in (graph.val, graph.test):
+        own = nodes[(nodes >= mine.start) & (nodes < mine.stop)] - mine.start
+        counts += [int(right[own].sum()), len(own)]
+    val_hits, val_count, test_hits, test_count = ranks.sum(*counts)
+    return val_hits / val_count, test_hits / test_count
 
 
 def main(world: World) -> None:

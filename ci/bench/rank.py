@@ -36,6 +36,7 @@ from torch_geometric.nn import SAGEConv  # noqa: E402
 from toolkit.entrypoint import resolve  # noqa: E402
 from workloads import sage  # noqa: E402
 from workloads.common.graph import Graph, open_graph  # noqa: E402
+from workloads.common.inference import Exchange  # noqa: E402
 from workloads.common.metrics import pss_mb  # noqa: E402
 from workloads.common.ranks import Ranks  # noqa: E402
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FANOUT, BATCH, HIDDEN, RATE, DROPOUT = (25, 10), 1024, 256, 3e-3, 0.5
+EVALUATIONS = 3
 
 
 class TutorialSAGE(nn.Module):
@@ -136,50 +138,45 @@ def train(way: Tutorial | Toolkit) -> dict[str, Any]:
     }
 
 
-def evaluate(way: Toolkit, nodes: int) -> dict[str, Any]:
-    """Time evaluation sharded over all ranks, and on rank 0 with the others waiting; in turn."""
-    world = resolve(os.environ)
-    every = Ranks(world, torch.device("cpu"), dist.distributed_c10d._get_default_store())  # noqa: SLF001
-    part = way.graph.test[:nodes]
-    times: dict[str, list[float]] = {"sharded_s": [], "rank0_s": []}
-    for _ in range(3):
-        begun = time.perf_counter()
-        sage.evaluate(way.model, way.batches, part, every, BATCH)
+def evaluate(folder: Path, *, shared: bool) -> dict[str, Any]:
+    """Time the evaluation of ``sage`` on all ranks that there are; the first round is not timed."""
+    ranks = Ranks(
+        resolve(os.environ),
+        torch.device("cpu"),
+        dist.distributed_c10d._get_default_store(),  # noqa: SLF001 - torch has no other way to it
+    )
+    graph = open_graph(folder)
+    torch.manual_seed(0)
+    model = sage.SAGE([graph.num_features, HIDDEN, graph.num_classes], DROPOUT)
+    exchange = Exchange(ranks, graph.num_nodes, shared=shared)
+    times = []
+    for _ in range(EVALUATIONS + 1):
         dist.barrier()
-        times["sharded_s"].append(time.perf_counter() - begun)
         begun = time.perf_counter()
-        if world.rank == 0:
-            way.model.eval()
-            with torch.no_grad():
-                chosen = torch.from_numpy(part).long().split(4 * BATCH)  # type: ignore[no-untyped-call]
-                sum(
-                    int((way.model(inputs).argmax(dim=1) == y).sum())
-                    for inputs, y in way.batches.ahead(chosen)
-                )
-        dist.barrier()
-        times["rank0_s"].append(time.perf_counter() - begun)
-    return {name: float(np.median(taken)) for name, taken in times.items()}
+        sage.evaluate(model, graph, ranks, exchange)
+        times.append(time.perf_counter() - begun)
+    dist.barrier()
+    return {"evaluation_s": float(np.median(times[1:]))}
 
 
 def main() -> None:
     """Be a rank."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("way", choices=("tutorial", "toolkit"))
+    parser.add_argument("way", choices=("tutorial", "toolkit", "evaluate", "evaluate-private"))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--evaluate", type=int, default=0, help="nodes; toolkit only")
+    parser.add_argument("--steps", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    nodes = torch.from_numpy(np.load(options.folder / "train.npy")).long()
-    shuffled = nodes[torch.randperm(len(nodes), generator=torch.Generator().manual_seed(0))]
-    seeds = shuffled[rank::world_size][: (options.steps + 1) * BATCH]
-    start: type[Tutorial | Toolkit] = Tutorial if options.way == "tutorial" else Toolkit
-    way = start(options.folder, seeds, rank)
-    result = train(way)
-    if options.evaluate and isinstance(way, Toolkit):
-        result.update(evaluate(way, options.evaluate))
+    if options.way.startswith("evaluate"):
+        result = evaluate(options.folder, shared=options.way == "evaluate")
+    else:
+        nodes = torch.from_numpy(np.load(options.folder / "train.npy")).long()
+        shuffled = nodes[torch.randperm(len(nodes), generator=torch.Generator().manual_seed(0))]
+        seeds = shuffled[rank::world_size][: (options.steps + 1) * BATCH]
+        start: type[Tutorial | Toolkit] = Tutorial if options.way == "tutorial" else Toolkit
+        result = train(start(options.folder, seeds, rank))
     if rank == 0:
         print(json.dumps(result), flush=True)
     dist.destroy_process_group()
