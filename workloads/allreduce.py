@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 COLLECTIVES = ("all_reduce", "all_gather", "broadcast")
 ROUNDS = 5  # the median of so many counts
 WARMUP = 2
-SECONDS = 0.2  # that a measurement should take
-MOST_CALLS = 1000  # in a round
+SECONDS = 0.5  # that a measurement should take
+# In a round, back to back: the root of a broadcast is ahead of its receivers, so that one call
+# alone takes longer than one of several.
+LEAST_CALLS, MOST_CALLS = 4, 1000
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 PATTERN = 61  # prime, so that a block that lands in the wrong place shows
 TOO_SLOW = 1  # exit code
@@ -223,7 +225,7 @@ def measure(
 
     # All ranks see all times, so all decide on the same number of calls.
     one = max(timed(WARMUP))
-    calls = min(MOST_CALLS, max(1, round(SECONDS / ROUNDS / one)))
+    calls = min(MOST_CALLS, max(LEAST_CALLS, round(SECONDS / ROUNDS / one)))
     rounds = sorted((timed(calls) for _ in range(ROUNDS)), key=max)
     return make_row(collective, scope, size, rounds[ROUNDS // 2])
 
