@@ -68,8 +68,9 @@ class RunDir:
     def logs(self) -> list[Path]:
         """The logs that there will be, one a rank or node."""
         record = self.record()
-        count = record.get("num_nodes" if self.task_is == "node" else "world_size") or 0
-        return [self.path / log_name(number, self.task_is) for number in range(count)]
+        task_is = finish.task_is(record)
+        count = record.get("num_nodes" if task_is == "node" else "world_size") or 0
+        return [self.path / log_name(number, task_is) for number in range(count)]
 
     def log(self, rank: int) -> Path:
         """What a rank printed, where each has a log."""

@@ -94,7 +94,7 @@ def rebuild(run: RunDir, job: queue.JobStatus) -> dict[str, Any]:
         failed,
         started=min((record["started"] for record in records), default=None),
         ended=time.time(),
-        hosts=finish.hosts(path),
+        hosts=finish.hosts(records),
     )
     finish.write_json(str(run.result_file), result)
     return result

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -139,10 +141,47 @@ def test_a_command_of_ones_own_is_told_that_the_machine_is_shared(tmp_path: Path
     assert "this one machine" in lines[3]
 
 
+REPORT = "test $SLURM_PROCID = 0 && echo '{\"x_per_second\": 5}' > $TOOLKIT_RUN_DIR/metrics.jsonl"
+
+
 def test_a_size_that_fails_ends_the_comparison_with_its_code(tmp_path: Path) -> None:
     ran = scale(tmp_path, "--nodes", "1,2", "--", "sh", "-c", "exit $((SLURM_NNODES + 4))")
     assert (ran.returncode, ran.stdout) == (5, "")
+    assert "1 node ended with exit code 5; not tried: 2" in ran.stderr
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 2  # the run and `latest`
+
+
+def test_what_was_measured_before_a_size_failed_is_not_lost(tmp_path: Path) -> None:
+    command = ("--", "sh", "-c", f"[ $SLURM_NNODES -lt 2 ] || exit 9; {REPORT}")
+    ran = scale(tmp_path, "--nodes", "1,2,3", *command)
+    assert ran.returncode == 9
+    assert [line.split()[:3] for line in ran.stdout.splitlines()[1:]] == [["1", "1", "5"]]
+    assert "2 nodes ended with exit code 9; not tried: 3" in ran.stderr
+    ran = scale(tmp_path, "--nodes", "1,2,3", "--json", *command)
+    shown = json.loads(ran.stdout)
+    assert (ran.returncode, shown["failed"]) == (9, {"nodes": 2, "exit_code": 9})
+    assert [size["nodes"] for size in shown["sizes"]] == [1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_run_in_order_and_shows_what_was_measured(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    wait = f"{REPORT}; [ $SLURM_NNODES = 1 ] || {{ touch started; exec sleep 150; }}"
+    command = [*COMMAND, "--on=local", "--nodes=1,2", "--", "sh", "-c", wait]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as ran:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "started").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        ran.send_signal(number)
+        out, err = ran.communicate(timeout=60)
+    assert ran.returncode == 130, err
+    assert [line.split()[:3] for line in out.splitlines()[1:]] == [["1", "1", "5"]]
+    # The run itself got to know: it ended its ranks and wrote how it ended.
+    assert json.loads((tmp_path / "runs/latest/result.json").read_text())["exit_code"] == 130
 
 
 def test_dry_run_prints_a_plan_for_each_size_and_starts_nothing(tmp_path: Path) -> None:

@@ -425,3 +425,29 @@ def test_threads(environ: dict[str, str], allowed: int, machine: int, threads: i
 def test_two_processes_that_are_alone_on_a_machine_do_not_collide(pyz: Path) -> None:
     command = ["--", "sh", "-c", "echo $MASTER_PORT"]
     assert run(pyz, *command).stdout != run(pyz, *command).stdout
+
+
+def open_files(pyz: Path, limits: str, ranks: int) -> tuple[str, str]:
+    """``ulimit -Sn`` of a rank's command, and what the entrypoint says, under these limits."""
+    variables = {**env(0, ranks, 0), "TOOLKIT_INIT_METHOD": "file:///x", **PATH}
+    start = f'{limits}; exec "$0" -I -S "$1" -- sh -c "ulimit -Sn"'
+    ran = subprocess.run(
+        ["sh", "-c", start, sys.executable, str(pyz)],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return ran.stdout.strip(), ran.stderr
+
+
+def test_rank_0_may_hold_a_connection_to_every_rank(pyz: Path) -> None:
+    assert open_files(pyz, "ulimit -Sn 1024; ulimit -Hn 5000", 2000) == ("4512", "")
+    assert open_files(pyz, "ulimit -Sn 1024; ulimit -Hn 5000", 8) == ("1024", "")
+    # Never less than there was.
+    assert open_files(pyz, "ulimit -Sn 4000; ulimit -Hn 5000", 1024) == ("4000", "")
+    allowed, said = open_files(pyz, "ulimit -Sn 1024; ulimit -Hn 2000", 2000)
+    assert allowed == "2000"
+    assert "2000 files may be open" in said
+    assert "each of 2000 ranks" in said

@@ -22,6 +22,7 @@ from toolkit.commands.options import (
     with_job_options,
 )
 from toolkit.errors import UsageError
+from toolkit.targets.process import Signals, exit_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,9 +114,10 @@ def size_of(result: Mapping[str, Any]) -> Size:
 
 def scaling(sizes: Sequence[Size]) -> list[tuple[float, float]]:
     """Speed-up and efficiency of each size, against the first: what one of its ranks would give."""
-    first = sizes[0]
-    speed_up = [size.throughput / first.throughput for size in sizes]
-    return [(up, up * first.ranks / size.ranks) for up, size in zip(speed_up, sizes, strict=True)]
+    speed_up = [size.throughput / sizes[0].throughput for size in sizes]
+    return [
+        (up, up * sizes[0].ranks / size.ranks) for up, size in zip(speed_up, sizes, strict=True)
+    ]
 
 
 def report(sizes: Sequence[Size]) -> str:
@@ -149,24 +151,28 @@ def scale(
     """Run the same job on 1, 2, 4 … nodes, one after the other, and compare.
 
     Shown are throughput, speed-up and efficiency against the smallest size, and memory. The job is
-    given as to `toolkit run`; its workload has to report a throughput (NAME_per_second).
+    given as to `toolkit run`; its workload has to report a throughput (NAME_per_second). Where a
+    size fails, the ones before it are shown, and its exit code is the command's own.
     """
     counts = node_counts(options.pop("nodes") or "1,2")
     common = flags({**options, "cluster": cluster})
     job = ["--", *words] if words and ctx.meta[EXPLICIT_COMMAND] else words or []
-    sizes = []
-    for count in counts:
+    sizes: list[Size] = []
+    failed = None
+    for number, count in enumerate(counts):
         command = [*TOOLKIT, "run", f"--nodes={count}", *common]
         if dry_run:
             code = subprocess.run([*command, "--dry-run", *job], check=False).returncode
-        else:
-            view.message(f"{count} of {', '.join(map(str, counts))} nodes")
-            ran = subprocess.run([*command, "--json", *job], stdout=subprocess.PIPE, check=False)
-            code = ran.returncode
+            if code:
+                raise typer.Exit(code)
+            continue
+        view.message(f"size {number + 1} of {len(counts)}: {count} node{'s' if count > 1 else ''}")
+        code, said = _run([*command, "--json", *job])
         if code:
-            raise typer.Exit(code)
-        if not dry_run:
-            sizes.append(size_of(json.loads(ran.stdout)))
+            failed = {"nodes": count, "exit_code": code}
+            view.message(_ended(count, code, counts[number + 1 :]))
+            break
+        sizes.append(size_of(json.loads(said)))
     if dry_run:
         return
     if as_json:
@@ -174,9 +180,38 @@ def scale(
             {**asdict(size), "speed_up": up, "efficiency": efficiency}
             for size, (up, efficiency) in zip(sizes, scaling(sizes), strict=True)
         ]
-        print(json.dumps({"sizes": shown}))
-    else:
+        print(json.dumps({"sizes": shown, "failed": failed}))
+    elif sizes:
         print(report(sizes))
+    if failed:
+        raise typer.Exit(failed["exit_code"])
+
+
+def _run(command: Sequence[str]) -> tuple[int, bytes]:
+    """Run one size to its end, Ctrl-C included: it has a job to cancel.
+
+    Returns:
+        Its exit code and what it printed on stdout.
+    """
+    with (
+        Signals() as signals,
+        subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process,
+    ):
+        passed_on = False
+        while True:
+            try:
+                said, _ = process.communicate(timeout=0.2)
+                return exit_code(process), said
+            except subprocess.TimeoutExpired:
+                if signals.caught and not passed_on:
+                    process.send_signal(signals.caught)
+                    passed_on = True
+
+
+def _ended(count: int, code: int, left: Sequence[int]) -> str:
+    """What to say of a size that did not get to its end."""
+    text = f"{count} node{'s' if count > 1 else ''} ended with exit code {code}"
+    return f"{text}; not tried: {', '.join(map(str, left))}" if left else text
 
 
 @app.callback()

@@ -31,6 +31,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 #: How often a log that is followed is looked at, and how often Slurm is asked for the job's state.
 FOLLOW_S = 0.2
 ASK_S = 5.0
+#: Logs opened in a second at most: each costs the shared file system's metadata server a request,
+#: and a mere look at a file's size may be answered from an old one.
+OPENS_PER_SECOND = 500
 
 
 def status(which: Which = None, runs: Runs = None, *, as_json: AsJson = False) -> None:
@@ -104,6 +107,7 @@ class _Printer:
                 raise UsageError(msg)
             logs = [logs[rank]]
         self._offsets = dict.fromkeys(logs, 0)
+        self.pause = pause(len(logs))
 
     def show(self, *, ended: bool = False) -> None:
         """Print the whole lines that are new; half a line too, once the run has ended."""
@@ -123,6 +127,11 @@ class _Printer:
         sys.stdout.flush()
 
 
+def pause(logs: int) -> float:
+    """Seconds between two looks at so many logs."""
+    return max(FOLLOW_S, logs / OPENS_PER_SECOND)
+
+
 def _follow(run: RunDir, printer: _Printer) -> int:
     """Print until the run has ended; its exit code."""
     from toolkit import runs as later
@@ -140,7 +149,7 @@ def _follow(run: RunDir, printer: _Printer) -> int:
         asked = time.monotonic()
         while time.monotonic() < asked + ASK_S:
             printer.show()
-            time.sleep(FOLLOW_S)
+            time.sleep(printer.pause)
             if run.result_file.exists() and shown["state"] != "pending":
                 break
     printer.show(ended=True)

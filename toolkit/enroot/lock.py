@@ -28,6 +28,16 @@ BEAT_S = 10.0
 POLL_S = 0.5
 
 
+def pause(waited: float, poll_s: float) -> float:
+    """Seconds until the next look at a lock that is held.
+
+    A tenth of the time waited so far, from ``poll_s`` to ten times that: who waits for minutes is
+    kept seconds longer at most, and a thousand who wait ask the shared storage 200 times a second
+    instead of 2,000.
+    """
+    return min(max(poll_s, waited / 10), 10 * poll_s)
+
+
 class Lock:
     """``with Lock(path, …) as lock``: one at a time, or ImportImageError after ``timeout_s``."""
 
@@ -51,7 +61,7 @@ class Lock:
             needless: asked while waiting; once true, the wait is over without the lock.
             stale_s: seconds after which a lock that nobody touched is stale.
             beat_s: seconds between touches.
-            poll_s: seconds between looks at a lock that is held.
+            poll_s: seconds between the first looks at a lock that is held; see :func:`pause`.
         """
         self.path = path
         self.held = False
@@ -94,7 +104,7 @@ class Lock:
                         " or wait longer with --lock-timeout."
                     )
                     raise ImportImageError(msg)
-                time.sleep(self._poll_s)
+                time.sleep(pause(time.monotonic() - begun, self._poll_s))
         except OSError as error:
             msg = f"{self.path.parent} takes no lock: {error.strerror}. Choose another folder."
             raise ImportImageError(msg) from error

@@ -222,7 +222,7 @@ def finish(run_dir: str, code: int) -> int:
         failed,
         started=min((record["started"] for record in records), default=None),
         ended=time.time(),
-        hosts=hosts(run_dir),
+        hosts=hosts(records),
     )
     write_json(os.path.join(run_dir, "result.json"), ended)
     return code
@@ -253,10 +253,10 @@ def signalled_before_limit(run_dir: str, record: Json, found: Json) -> bool:
     """
     job = record.get("job", {})
     lead = re.search(r"@(\d+)$", job.get("signal") or "")
-    begun = min((one["started"] for one in rank_records(run_dir)), default=None)
-    if not (job.get("time") and lead and begun and "by signal" in found["reason"]):
+    if not (job.get("time") and lead and "by signal" in found["reason"]):
         return False
-    return bool(time.time() - begun > job["time"] - int(lead.group(1)) - 60)
+    begun = min((one["started"] for one in rank_records(run_dir)), default=None)
+    return bool(begun and time.time() - begun > job["time"] - int(lead.group(1)) - 60)
 
 
 def torchrun_failure(run_dir: str, found: Json) -> Json:
@@ -329,9 +329,9 @@ def rank_records(run_dir: str) -> List[Json]:
     return sorted((record for record in found if record), key=lambda record: record["rank"])
 
 
-def hosts(run_dir: str) -> List[str]:
-    """The hosts that ranks ran on, one a node."""
-    return [record["host"] for record in rank_records(run_dir) if record["local_rank"] == 0]
+def hosts(records: Sequence[Json]) -> List[str]:
+    """The hosts that ranks ran on, one a node, from what :func:`rank_records` found."""
+    return [record["host"] for record in records if record["local_rank"] == 0]
 
 
 def task_is(record: Json) -> str:

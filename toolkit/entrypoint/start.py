@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 NOT_FOUND = 127  # what a shell ends with
 NOT_EXECUTABLE = 126
+MANY_RANKS = 256  # below, the usual limit of 1,024 open files is enough
 
 
 def start(
@@ -37,6 +38,8 @@ def start(
         from toolkit.entrypoint.checks import check_rendezvous
 
         world.master_port = check_rendezvous(world, variables)
+    if world.world_size >= MANY_RANKS:
+        allow_connections(world, say)
     environ = dict(os.environ)
     world.export(environ)
     if not variables.get("OMP_NUM_THREADS"):
@@ -58,6 +61,19 @@ def start(
                     f"under TOOLKIT_RUN_DIR={run_dir}: {error.strerror}."
                 )
     return execute(command, environ, say, world.rank)
+
+
+def allow_connections(world: World, say: Callable[[str], None]) -> None:
+    """Let this rank have a connection to each of the others, as rank 0 needs and gloo in all."""
+    from toolkit.entrypoint.files import SPARE, allow
+
+    allowed = allow(2 * world.world_size + SPARE)
+    if world.rank == 0 and allowed < world.world_size + SPARE:
+        say(
+            f"rank 0: warning: {allowed} files may be open at once on this node (`ulimit -Hn`), "
+            f"and rank 0 needs a connection to each of {world.world_size} ranks. Have the hard "
+            "limit raised to twice as many or more."
+        )
 
 
 def needs_checks(variables: Variables) -> bool:

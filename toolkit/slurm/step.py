@@ -9,7 +9,7 @@ import threading
 import time
 from typing import IO, TYPE_CHECKING
 
-from toolkit.entrypoint import finish
+from toolkit.entrypoint import files, finish
 from toolkit.errors import UnavailableError
 from toolkit.job import Outcome
 from toolkit.run_dir import log_name
@@ -47,6 +47,9 @@ class _Listener:
         self._task_is = run.task_is
         self._view = view
         self._logs: dict[str, IO[bytes]] = {}
+        # One open log a rank. With fewer allowed, the one that was opened first makes room.
+        wanted = int(run.record().get("world_size") or 0) + files.SPARE
+        self._most_open = max(1, files.allow(wanted) - files.SPARE // 2)
         self._lock = threading.Lock()
 
     def read(self, stream: IO[bytes]) -> None:
@@ -79,6 +82,8 @@ class _Listener:
     def _write(self, path: str, line: bytes) -> None:
         with self._lock:
             if path not in self._logs:
+                if len(self._logs) >= self._most_open:
+                    self._logs.pop(next(iter(self._logs))).close()
                 self._logs[path] = open(path, "ab")  # noqa: SIM115, PTH123 - closed in close()
             self._logs[path].write(line)
             self._logs[path].flush()
@@ -135,7 +140,7 @@ def run(plan: Plan, run: RunDir, view: View, environ: Mapping[str, str]) -> Outc
         exit_code=failed["exit_code"] if failed else 0,
         started=begun,
         ended=time.time(),
-        hosts=tuple(finish.hosts(str(run.path))),
+        hosts=tuple(finish.hosts(finish.rank_records(str(run.path)))),
         failure=failed,
     )
 

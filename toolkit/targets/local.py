@@ -319,7 +319,8 @@ def run(spec: JobSpec, plan: Plan, run: RunDir, view: View, environ: Mapping[str
         exit_code=failure["exit_code"] if failure else 0,
         started=begun,
         ended=time.time(),
-        hosts=tuple(finish.hosts(str(run.path))) or (platform.node(),) * spec.nodes,
+        hosts=tuple(finish.hosts(finish.rank_records(str(run.path))))
+        or (platform.node(),) * spec.nodes,
         failure=failure,
     )
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
 from workloads.common.errors import WorkloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from workloads.common.ranks import Ranks
 
+T = TypeVar("T")
 INTERVAL = 0.5  # seconds between two lines about steps: enough for a progress display
 
 
@@ -61,6 +62,31 @@ class Metrics:
         """Close the file."""
         if self._file:
             self._file.close()
+
+
+class Waiting(Generic[T]):
+    """Goes through what comes late, such as batches, and adds up how long it had to wait.
+
+    Attributes:
+        seconds: Spent waiting so far. On a GPU that is time in which it had nothing to do, as long
+            as every step ends with a value that is read from it (``loss.item()``).
+    """
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = items
+        self.seconds = 0.0
+
+    def __iter__(self) -> Iterator[T]:
+        iterator = iter(self._items)
+        while True:
+            began = time.perf_counter()
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            finally:
+                self.seconds += time.perf_counter() - began
+            yield item
 
 
 class PeakPss:
