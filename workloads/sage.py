@@ -16,7 +16,7 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +29,7 @@ from torch_geometric.nn import SAGEConv
 
 from workloads import datasets
 from workloads.common.errors import WorkloadError
+from workloads.common.feature_cache import FeatureCache, hottest, times_read, to_device
 from workloads.common.inference import Exchange, infer
 from workloads.common.metrics import Metrics, PeakPss, Waiting
 from workloads.common.options import (
@@ -84,7 +85,8 @@ class SAGE(nn.Module):
         for layer, matrix in zip(self.layers[1:], inputs.adjacency, strict=True):
             x = self.dropout(functional.relu(x))
             # The mean over the neighbours is one product with a sparse matrix, before the linear
-            # map. The targets are the first of the sources.
+            # map, in float32: torch has no other. The targets are the first of the sources.
+            x = x.float()
             x = layer((x, x[: matrix.size(0)]), matrix)
         return x
 
@@ -131,48 +133,65 @@ class Batches:
             options.fanout if options.model == "sage" else (),
             seed,
         )
-        # Copies to a GPU have a queue of their own there, beside the model's.
-        self._copies = None
+        self.cache = None
+        if options.feature_cache:
+            count = times_read(torch.from_numpy(graph.indices), graph.num_nodes)
+            row_bytes = self.x.element_size() * graph.num_features
+            hot = hottest(count, row_bytes, options.feature_cache * 10**6)
+            self.cache = FeatureCache(self.x, hot, device)
+        # What is done on a GPU to load a batch has a queue of its own there, beside the model's.
+        self._stream = None
         if device.type == "cuda":
-            self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def ahead(self, parts: Iterable[Tensor]) -> Iterator[tuple[Inputs, Tensor]]:
         """Load the batch of each part in turn, in a thread, while the one before it is used."""
         with ThreadPoolExecutor(1) as thread:
             waiting: deque[Future[tuple[Inputs, Tensor]]] = deque()
             for part in parts:
-                waiting.append(thread.submit(self.load, part))
+                waiting.append(thread.submit(self._load_beside, part))
                 if len(waiting) == 2:
                     yield waiting.popleft().result()
             yield waiting.popleft().result()
 
+    def _load_beside(self, seeds: Tensor) -> tuple[Inputs, Tensor]:
+        if self._stream is None:
+            return self.load(seeds)
+        with torch.cuda.stream(self._stream):
+            inputs, y = self.load(seeds)
+        self._stream.synchronize()  # this thread waits, the model goes on
+        # Else the next batch could be given this one's memory while the model still reads it.
+        model = torch.cuda.default_stream(self.device)
+        matrices = [(m.crow_indices(), m.col_indices(), m.values()) for m in inputs.adjacency]
+        for tensor in (inputs.x, inputs.mean, y, *chain(*matrices)):
+            tensor.record_stream(model)
+        return inputs, y
+
     def load(self, seeds: Tensor) -> tuple[Inputs, Tensor]:
         """Sample around ``seeds`` (int64) and bring the batch to the device."""
-        batch, y = self.sampler.sample(seeds), self.y[seeds].long()
+        batch, y = self.sampler.sample(seeds), to_device(self.y[seeds].long(), self.device)
+        nodes = batch.nodes
         if not batch.adjacency:
-            x, y = self._to_device(self.x[batch.nodes].float(), y)
+            x = self._features(nodes)
             return Inputs(x, x[:0], []), y
         first, *others = batch.adjacency
-        # Averaging needs no copy of the neighbours' features where they can be read as they are,
-        # and what goes to a GPU is a mean instead of all of them.
-        features, nodes, columns = self.x, batch.nodes, batch.nodes[first.col_indices()]
-        if features.dtype != torch.float32:
-            features, nodes = features[nodes].float(), torch.arange(len(nodes))
-            columns = first.col_indices()
-        mean = functional.embedding_bag(columns, features, first.crow_indices()[:-1], mode="mean")
-        x, mean, y = self._to_device(features[nodes[: first.size(0)]], mean, y)
+        offsets, columns, targets = first.crow_indices()[:-1], first.col_indices(), first.size(0)
+        if self.cache or self.x.dtype != torch.float32:
+            offsets, columns = to_device(offsets, self.device), to_device(columns, self.device)
+            features = self._features(nodes)
+            mean = functional.embedding_bag(columns, features, offsets, mode="mean")
+            x = features[:targets]
+        else:
+            # Averaging needs no copy of the neighbours' features where they can be read as they
+            # are, and what goes to a GPU is their mean instead of all of them.
+            mean = functional.embedding_bag(nodes[columns], self.x, offsets, mode="mean")
+            mean, x = to_device(mean, self.device), to_device(self.x[nodes[:targets]], self.device)
         return Inputs(x, mean, [matrix.to(self.device) for matrix in others]), y
 
-    def _to_device(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        if self._copies is None:
-            return tensors
-        with torch.cuda.stream(self._copies):
-            copies = [one.pin_memory().to(self.device, non_blocking=True) for one in tensors]
-        self._copies.synchronize()  # this thread waits, the model goes on
-        for one in copies:
-            # Else the next batch's copies could take this memory while the model still reads it.
-            one.record_stream(torch.cuda.default_stream(self.device))
-        return tuple(copies)
+    def _features(self, nodes: Tensor) -> Tensor:
+        if self.cache:
+            return self.cache.gather(nodes).float()
+        return to_device(self.x[nodes], self.device).float()
 
 
 def train(ranks: Ranks, graph: Graph, options: argparse.Namespace, metrics: Metrics) -> None:
@@ -184,6 +203,8 @@ def train(ranks: Ranks, graph: Graph, options: argparse.Namespace, metrics: Metr
     widths = [graph.num_features, *[options.hidden] * (len(options.fanout) - 1), graph.num_classes]
     model = (SAGE if options.model == "sage" else MLP)(widths, options.dropout).to(device)
     ddp = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+    # The numbers of nodes and edges are other ones in every batch.
+    forward = torch.compile(ddp, dynamic=True) if options.compile else ddp
     # All ranks have rank 0's weights now. From here on each draws its own numbers: one seed for
     # all would repeat the same dropout masks on every rank.
     torch.manual_seed(options.seed + world.rank)
@@ -229,8 +250,9 @@ def train(ranks: Ranks, graph: Graph, options: argparse.Namespace, metrics: Metr
         seeds_of_epoch = train_nodes[list(share_of_rank)]
         loaded = Waiting(batches.ahead(torch.split(seeds_of_epoch, options.batch_size)))
         for step, (inputs, y) in enumerate(loaded, 1):
-            logits = ddp(inputs)
-            loss = functional.cross_entropy(logits, y)
+            with torch.autocast(device.type, torch.bfloat16, enabled=options.bf16):
+                logits = forward(inputs)
+                loss = functional.cross_entropy(logits, y)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -368,6 +390,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--num-features", type=positive, default=602)
     add("--num-classes", type=positive, default=32)
     add("--data-seed", type=natural, default=0)
+    add = parser.add_argument_group("for GPUs; off, since their gain is not measured").add_argument
+    add(
+        "--feature-cache",
+        type=natural,
+        default=0,
+        metavar="MB",
+        help="keep the features of the nodes that are read most on the device (0: none)",
+    )
+    add("--bf16", action="store_true", help="compute in bfloat16, keep the weights in float32")
+    add("--compile", action="store_true", help="torch.compile the model")
     process_options(parser)
     return parser.parse_args(arguments)
 

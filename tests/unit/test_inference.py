@@ -99,10 +99,15 @@ def start(folder: Path, nodes: list[int], local: list[int], how: str) -> list[li
             cwd=ROOT,
             env={
                 **environ,
-                **{"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local[rank])},
-                **{"LOCAL_WORLD_SIZE": str(nodes.count(nodes[rank]))},
-                **{"NODE_RANK": str(nodes[rank]), "MASTER_ADDR": "127.0.0.1"},
-                **{"MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+                "RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "LOCAL_RANK": str(local[rank]),
+                "LOCAL_WORLD_SIZE": str(nodes.count(nodes[rank])),
+                "NODE_RANK": str(nodes[rank]),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
                 "TOOLKIT_TARGET": "local",
             },
             stderr=subprocess.PIPE,
@@ -132,7 +137,7 @@ def test_all_ranks_together_give_what_pyg_computes_on_the_whole_graph(
 ) -> None:
     graph, expected = whole_graph(folder)
     parts = start(folder, nodes, local, how)
-    covered = []
+    covered: list[int] = []
     for first, logits, _, _ in parts:
         assert isinstance(first, int)
         found = torch.tensor(logits).view(-1, 4)
@@ -140,7 +145,6 @@ def test_all_ranks_together_give_what_pyg_computes_on_the_whole_graph(
         covered += range(first, first + len(found))
     assert sorted(covered) == list(range(NODES))
     right = (expected.argmax(dim=1).numpy() == graph.y).astype(float)
-    for _, _, accuracies, mapped in parts:
+    for _, _, accuracies, _mapped in parts:
         assert accuracies == [right[graph.val].mean(), right[graph.test].mean()]
     assert [part[3] for part in parts] == tables
-

@@ -145,6 +145,32 @@ def test_a_run_repeats_with_its_seed(data: Path, tmp_path: Path) -> None:
     assert weights[0] == weights[1] != weights[2]
 
 
+@pytest.mark.parametrize(
+    ("option", "tolerance"),
+    [
+        (("--feature-cache", "1"), 0.0),
+        (("--bf16",), 0.02),
+        pytest.param(
+            ("--compile",),
+            1e-4,
+            marks=pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs g++"),
+        ),
+    ],
+)
+def test_what_is_meant_for_gpus_learns_the_same(
+    option: tuple[str, ...], tolerance: float, data: Path, tmp_path: Path
+) -> None:
+    found = []
+    for name, more in (("with", option), ("without", ())):
+        folder = tmp_path / name
+        arguments = [*SMALL, "--epochs", "2", "--data-dir", str(data), *more]
+        result = run_ranks(1, 2, arguments, folder=folder, environ={"TOOLKIT_RUN_DIR": str(folder)})
+        assert result.codes == [0, 0], result.err
+        found.append(read_metrics(folder)[1])
+    assert found[0]["losses"] == pytest.approx(found[1]["losses"], rel=tolerance, abs=0)
+    assert all(0 <= metrics["data_wait_share"] < 1 for metrics in found)
+
+
 @pytest.mark.skipif(find_spec("pyg_lib") is None, reason="pyg-lib is not installed")
 def test_pyg_lib_reaches_the_same_accuracy(data: Path, tmp_path: Path) -> None:
     accuracy = [
