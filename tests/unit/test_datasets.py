@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import hashlib
 import io
 import itertools
@@ -14,20 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from workloads.common.errors import WorkloadError
-from workloads.common.graph import ArrayFile, open_graph
+from workloads.common.graph import create_array, open_graph, write_rows
+from workloads.common.prepare import prepare
 from workloads.datasets import debian, make_debian, planted, public
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # PyG itself calls what torch has deprecated
-    import torch_geometric.datasets  # noqa: F401 - imported by public.build_reddit
+    import torch_geometric.data  # noqa: F401 - imported by public
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -185,13 +186,23 @@ def test_a_file_without_an_array_is_told(small: Path, tmp_path: Path) -> None:
         debian.build(tmp_path, file)
 
 
+def build_planted(folder: Path, shape: planted.Shape) -> None:
+    """Make the graph in one process, the last piece first."""
+    recipe = planted.recipe(shape, 1)
+    recipe.build(folder)
+    assert recipe.pieces
+    for make in reversed(recipe.pieces(folder).values()):
+        make()
+    recipe.finish(folder)
+
+
 SHAPE = planted.Shape(5_003, 200_001, 64, 7, 3)
 
 
 @pytest.fixture(scope="module")
 def planted_graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     folder = tmp_path_factory.mktemp("planted")
-    planted.build(folder, SHAPE)
+    build_planted(folder, SHAPE)
     return open_graph(folder)
 
 
@@ -233,13 +244,13 @@ def test_the_classes_of_a_planted_graph_show_through_its_edges(planted_graph: Gr
 
 
 def test_a_planted_graph_repeats_and_its_seed_counts(planted_graph: Graph, tmp_path: Path) -> None:
-    planted.build(tmp_path, SHAPE)
+    build_planted(tmp_path, SHAPE)
     again = open_graph(tmp_path)
     assert (again.indices == planted_graph.indices).all()
     assert (again.x == planted_graph.x).all()
     other = planted.Shape(5_003, 200_001, 64, 7, 4)
     assert other.folder != SHAPE.folder
-    planted.build(tmp_path, other)
+    build_planted(tmp_path, other)
     assert (open_graph(tmp_path).indices != planted_graph.indices).any()
 
 
@@ -250,7 +261,7 @@ def test_memory_does_not_grow_with_the_edges(
     peaks = []
     for num_edges in (500_000, 8_000_000):
         tracemalloc.start()
-        planted.build(tmp_path, planted.Shape(20_000, num_edges, 10, 5, 0))
+        build_planted(tmp_path, planted.Shape(20_000, num_edges, 10, 5, 0))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.5 * peaks[0] < 8_000_000  # 8 million edges are 32 MB on disk
@@ -264,7 +275,7 @@ def test_planted_graphs_of_any_size_open(
     tmp_path: Path, nodes: int, edges: int, features: int, data: st.DataObject
 ) -> None:
     classes = data.draw(st.integers(2, nodes // 2))
-    planted.build(tmp_path, planted.Shape(nodes, edges, features, classes, 0))
+    build_planted(tmp_path, planted.Shape(nodes, edges, features, classes, 0))
     g = open_graph(tmp_path)
     assert (g.num_nodes, g.num_edges, g.num_features) == (nodes, edges, features)
     assert (np.diff(g.indptr) >= 0).all()
@@ -278,29 +289,111 @@ def test_a_planted_graph_that_cannot_be_is_refused(nodes: int, classes: int) -> 
         planted.Shape(nodes, 10, 3, classes, 0)
 
 
-def test_an_array_that_is_not_filled_is_an_error(tmp_path: Path) -> None:
-    with (
-        pytest.raises(RuntimeError, match="2 of 3 rows"),
-        ArrayFile(tmp_path / "x.npy", (3, 2), np.float32) as out,
-    ):
-        out.append(np.zeros((2, 2)))
+def test_rows_that_do_not_fit_an_array_are_an_error(tmp_path: Path) -> None:
+    create_array(tmp_path, "x", (3, 2), np.float32)
+    write_rows(tmp_path, "x", 1, np.ones((2, 2), dtype=np.int64))
+    for start, shape in ((2, (2, 2)), (0, (1, 3)), (0, (2,))):
+        with pytest.raises(RuntimeError, match=r"x\.npy is \(3, 2\)"):
+            write_rows(tmp_path, "x", start, np.zeros(shape))
+    assert np.load(tmp_path / "x.npy").tolist() == [[0, 0], [1, 1], [1, 1]]
 
 
-def test_a_pyg_graph_is_written_by_targets(tmp_path: Path) -> None:
-    edge_index = torch.tensor([[0, 1, 2, 0, 3], [2, 0, 0, 1, 0]])
-    split = {"train": torch.tensor([1, 3]), "val": torch.tensor([0]), "test": torch.tensor([2])}
-    public.write(
-        tmp_path,
-        edge_index.numpy(),
-        torch.eye(4).numpy(),
-        torch.tensor([0, 1, 2, 1]).numpy(),
-        {name: nodes.numpy() for name, nodes in split.items()},
-    )
-    g = open_graph(tmp_path)
-    heard = [g.indices[g.indptr[i] : g.indptr[i + 1]].tolist() for i in range(4)]
-    assert heard == [[1, 2, 3], [0], [0], []]
-    assert (g.num_classes, g.train.tolist()) == (3, [1, 3])
-    assert g.indices.dtype == np.int32
+# Sources and targets of a small graph, some edges twice, and a node without any.
+EDGES = np.random.default_rng(0).integers(0, 20, size=(2, 151))
+
+
+def assert_same_graph(g: Graph, edges: NDArray[Any], x: NDArray[Any]) -> None:
+    """The neighbours of each node are those that the edges say, in their order."""
+    for node in range(len(x)):
+        heard = g.indices[g.indptr[node] : g.indptr[node + 1]]
+        assert heard.tolist() == edges[0][edges[1] == node].tolist()
+    assert (g.x == x.astype(np.float32)).all()
+    assert (g.x.dtype, g.indices.dtype) == (np.float32, np.int32)
+
+
+def make_public(name: str, root: Path, unpack: Callable[[Path], None]) -> Graph:
+    """Make a public data set of which the raw files are already there."""
+    recipe = public.recipe(name, 1)
+    raw = root / f".{recipe.name}.part" / "raw"
+    raw.mkdir(parents=True)
+    unpack(raw)
+    folder = prepare(root, recipe, timeout=10)
+    assert sorted(path.suffix for path in folder.iterdir()) == [".json", *[".npy"] * 7]
+    return open_graph(folder)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("part", [7, 1 << 21])
+def test_reddit_is_read_from_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int, *, packed: bool
+) -> None:
+    monkeypatch.setattr(public, "PART", part)
+    x = np.random.default_rng(1).random((21, 5))
+    kind = np.arange(21) % 3 + 1
+
+    def unpack(raw: Path) -> None:
+        save = np.savez_compressed if packed else np.savez
+        save(raw / "reddit_data.npz", feature=x, label=np.arange(21) % 4, node_types=kind)
+        shape = np.array([21, 21])
+        row, col = EDGES.astype(np.int32)
+        save(raw / "reddit_graph.npz", row=row, col=col, data=np.ones(151), shape=shape)
+
+    g = make_public("reddit", tmp_path, unpack)
+    assert_same_graph(g, EDGES, x)
+    assert (g.num_classes, g.y.tolist()) == (4, (np.arange(21) % 4).tolist())
+    for number, nodes in enumerate((g.train, g.val, g.test), 1):
+        assert nodes.tolist() == (kind == number).nonzero()[0].tolist()
+
+
+@pytest.mark.parametrize("part", [300, 1 << 21])
+def test_ogbn_products_is_read_from_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    monkeypatch.setattr(public, "PART", part)
+    x = np.random.default_rng(1).random((21, 5)).astype(np.float32)
+
+    def unpack(raw: Path) -> None:
+        folder, splits = raw / "products/raw", raw / "products/split/sales_ranking"
+        folder.mkdir(parents=True)
+        splits.mkdir(parents=True)
+        tables = {
+            folder / "edge": EDGES.T,
+            folder / "node-feat": x,
+            folder / "node-label": (np.arange(21) % 4)[:, None],
+            folder / "num-node-list": np.array([[21]]),
+            splits / "train": np.arange(0, 10)[:, None],
+            splits / "valid": np.arange(10, 15)[:, None],
+            splits / "test": np.arange(15, 21)[:, None],
+        }
+        for path, table in tables.items():
+            lines = "".join(",".join(map(repr, row.tolist())) + "\n" for row in table)
+            path.with_name(f"{path.name}.csv.gz").write_bytes(gzip.compress(lines.encode()))
+
+    g = make_public("ogbn-products", tmp_path, unpack)
+    part_edges = [EDGES[:, i : i + part // 2] for i in range(0, 151, part // 2)]
+    both = np.concatenate([np.concatenate([e, e[::-1]], axis=1) for e in part_edges], axis=1)
+    assert_same_graph(g, both, x)
+    assert (g.train.tolist(), g.val.tolist()) == (list(range(10)), list(range(10, 15)))
+    assert (g.num_classes, len(g.test)) == (4, 6)
+
+
+def test_memory_does_not_grow_with_what_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(public, "PART", 1 << 14)
+    peaks = []
+    for many in (100_000, 1_600_000):
+
+        def edges(many: int = many) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+            random = np.random.default_rng(0)
+            for _ in range(many // 16_000):
+                yield random.integers(0, 500, 16_000), random.integers(0, 500, 16_000)
+
+        tracemalloc.start()
+        public.write_edges(tmp_path, 500, edges)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0] < 3_000_000
 
 
 def test_a_download_that_fails_is_told_and_leaves_nothing(
@@ -309,7 +402,7 @@ def test_a_download_that_fails_is_told_and_leaves_nothing(
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
     with pytest.raises(WorkloadError, match=r"reddit could not be downloaded .*--data-dir"):
-        public.build_reddit(tmp_path)
+        public.recipe("reddit", 1).build(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -319,7 +412,7 @@ def test_each_planted_shape_has_a_folder_of_its_own() -> None:
     def folder(**changed: int) -> str:
         shape = {"num_nodes": 100, "num_edges": 10, "num_features": 3, "num_classes": 2}
         options = argparse.Namespace(dataset="planted", data_seed=0, **{**shape, **changed})
-        return datasets.recipe(options).folder
+        return datasets.recipe(options).name
 
     names = [folder(), folder(num_nodes=101), folder(num_edges=11), folder(num_features=4)]
     names += [folder(num_classes=3)]

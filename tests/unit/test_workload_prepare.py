@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -16,16 +17,16 @@ import pytest
 from tests.unit.workload_ranks import ROOT
 from workloads.common.errors import WorkloadError
 from workloads.common.graph import ARRAYS, finish_graph, open_graph, save_array, save_edges
-from workloads.common.prepare import default_root, prepare, wait_for
+from workloads.common.prepare import Recipe, default_root, prepare, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # A process that prepares ROOT/data: tells when it builds, takes SECONDS over it, writes two files.
 WRITER = """
 import os, sys, time
 from pathlib import Path
-from workloads.common.prepare import prepare
+from workloads.common.prepare import Recipe, prepare
 
 root, seconds, stale = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
 
@@ -37,7 +38,7 @@ def build(folder):
     time.sleep(seconds)
     (folder / "second").write_text("whole")
 
-folder = prepare(root, "data", build, timeout=60, stale=stale)
+folder = prepare(root, Recipe("data", build), timeout=60, stale=stale)
 assert sorted(os.listdir(folder)) == ["first", "second"], os.listdir(folder)
 """
 
@@ -85,7 +86,7 @@ def test_a_killed_writer_is_replaced_at_once_on_its_own_machine(tmp_path: Path) 
         process.wait()
     assert len(list(root.iterdir())) == 2  # its lock and its half
     started = time.monotonic()
-    prepare(root, "data", fill, timeout=20)
+    prepare(root, Recipe("data", fill), timeout=20)
     assert time.monotonic() - started < 10  # far less than the 30 s after which a lock is stale
     assert [path.name for path in root.iterdir()] == ["data"]
     assert [path.name for path in (root / "data").iterdir()] == ["second"]
@@ -111,9 +112,127 @@ def test_a_writer_that_takes_long_keeps_its_lock(tmp_path: Path) -> None:
         # To a process on another machine this one's number says nothing: only the touches count.
         lock = root / ".data.lock.0"
         lock.write_text("othernode 1 an-other-boot/pid:[1]\n")
-        prepare(root, "data", fill, timeout=30, stale=1)
+        prepare(root, Recipe("data", fill), timeout=30, stale=1)
         assert first.wait(30) == 0
     assert sorted(path.name for path in (root / "data").iterdir()) == ["first", "second"]
+
+
+# A process that prepares ROOT/data in twenty pieces, and tells each one that it makes.
+PIECES = """
+import os, sys, time
+from functools import partial
+from pathlib import Path
+from workloads.common.prepare import Recipe, prepare, wait_for
+
+root, role = Path(sys.argv[1]), sys.argv[2]
+log = root.parent / "made"
+
+def build(folder):
+    (root.parent / "builds").open("a").write("x")
+    (folder / "all").write_bytes(bytes(20))
+
+def piece(folder, number):
+    with (folder / "all").open("r+b") as file:
+        file.seek(number)
+        time.sleep(0.05)
+        file.write(bytes([number]))
+    with log.open("a") as made:
+        made.write(f"{number} {os.getpid()}\\n")
+
+def pieces(folder):
+    return {f"p{number}": partial(piece, folder, number) for number in range(20)}
+
+def finish(folder):
+    (folder / "finished").touch()
+
+print("started", flush=True)
+do = {"prepare": prepare, "wait": wait_for}[role]
+do(root, Recipe("data", build, pieces, finish), timeout=60, stale=3)
+"""
+
+
+def crew(root: Path, role: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PIECES, str(root), role],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def assert_whole(root: Path) -> list[list[str]]:
+    """The folder is whole and nothing else is left; which pieces were made, by whom."""
+    assert [path.name for path in root.iterdir()] == ["data"]
+    assert sorted(path.name for path in (root / "data").iterdir()) == ["all", "finished"]
+    assert (root / "data/all").read_bytes() == bytes(range(20))
+    return [line.split() for line in (root.parent / "made").read_text().splitlines()]
+
+
+def test_those_who_wait_make_pieces_too_and_none_is_made_twice(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    processes = [crew(root, role) for role in ("prepare", "prepare", "wait", "wait")]
+    said = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, said
+    made = assert_whole(root)
+    assert sorted(int(number) for number, _ in made) == list(range(20))
+    assert len({pid for _, pid in made}) >= 3
+    # A second run finds it and does nothing.
+    before = (root / "data/all").stat()
+    again = crew(root, "prepare")
+    assert again.wait(60) == 0
+    again.communicate()
+    assert (root / "data/all").stat().st_mtime_ns == before.st_mtime_ns
+    assert (tmp_path / "builds").read_text() == "x"
+    assert len(assert_whole(root)) == 20
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_any_moment_the_next_goes_on_where_they_stopped(
+    tmp_path: Path, seed: int
+) -> None:
+    root, chance = tmp_path / "root", random.Random(seed)
+    for _ in range(4):
+        processes = [crew(root, role) for role in ("prepare", "wait")]
+        for process in processes:
+            assert process.stdout
+            process.stdout.readline()
+        time.sleep(chance.uniform(0, 0.4))
+        for process in processes:
+            process.kill()
+            process.communicate()
+    last = crew(root, "prepare")
+    _, err = last.communicate(timeout=60)
+    assert last.returncode == 0, err
+    made = assert_whole(root)
+    kills = 4 * 2
+    assert 20 <= len(made) <= 20 + kills  # only what a killed one was at was made again
+    if len({pid for _, pid in made}) > 1:
+        assert "goes on where it stopped" in err or str(last.pid) not in {p for _, p in made}
+
+
+def test_a_piece_that_fails_is_told_and_what_is_made_stays(tmp_path: Path) -> None:
+    made = []
+
+    def pieces(_: Path) -> dict[str, Callable[[], None]]:
+        def full() -> None:
+            if len(made) < 2:
+                made.append("full")
+                raise OSError(28, "No space left on device")
+
+        return {"a": lambda: made.append("a"), "b": full}
+
+    def build(_: Path) -> None:
+        made.append("build")
+
+    recipe = Recipe("data", build, pieces, lambda folder: (folder / "whole").touch())
+    made.clear()
+    with pytest.raises(WorkloadError, match=r"root/data: .*No space left on device.*--data-dir"):
+        prepare(tmp_path / "root", Recipe("data", lambda _: None, pieces), timeout=5)
+    assert made == ["a", "full"]
+    assert prepare(tmp_path / "root", recipe, timeout=5) == tmp_path / "root/data"
+    assert made == ["a", "full"]  # neither the piece nor what came before was done again
+    assert [path.name for path in (tmp_path / "root/data").iterdir()] == ["whole"]
 
 
 def test_a_failing_writer_leaves_nothing_and_the_next_one_succeeds(tmp_path: Path) -> None:
@@ -123,9 +242,9 @@ def test_a_failing_writer_leaves_nothing_and_the_next_one_succeeds(tmp_path: Pat
 
     root = tmp_path / "root"
     with pytest.raises(WorkloadError, match=r"root/data: .*No space left on device.*--data-dir"):
-        prepare(root, "data", fail, timeout=5)
+        prepare(root, Recipe("data", fail), timeout=5)
     assert list(root.iterdir()) == []
-    assert prepare(root, "data", fill, timeout=5) == root / "data"
+    assert prepare(root, Recipe("data", fill), timeout=5) == root / "data"
 
 
 def test_a_terminated_writer_leaves_nothing(tmp_path: Path) -> None:
@@ -140,12 +259,12 @@ def test_a_terminated_writer_leaves_nothing(tmp_path: Path) -> None:
 def test_a_reader_waits_for_the_whole_and_not_for_ever(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with pytest.raises(WorkloadError, match=r"not prepared within 0.3 s .*held by nobody"):
-        wait_for(root, "data", timeout=0.3)
+        wait_for(root, Recipe("data", fill), timeout=0.3)
     with writer(root, 1) as process:
         until_building(process)
         with pytest.raises(WorkloadError, match=rf"held by .* {process.pid} .*--data-timeout"):
-            wait_for(root, "data", timeout=0.3)
-        folder = wait_for(root, "data", timeout=30)
+            wait_for(root, Recipe("data", fill), timeout=0.3)
+        folder = wait_for(root, Recipe("data", fill), timeout=30)
         assert sorted(path.name for path in folder.iterdir()) == ["first", "second"]
         assert process.wait(20) == 0
 
@@ -159,14 +278,14 @@ def test_a_wait_ends_with_what_the_check_raises(tmp_path: Path) -> None:
 
     threading.Timer(0.5, stop.set).start()
     with pytest.raises(WorkloadError, match="another node failed"):
-        wait_for(tmp_path, "data", timeout=60, check=check)
+        wait_for(tmp_path, Recipe("data", fill), timeout=60, check=check)
 
 
 @pytest.mark.parametrize("below", ["file", "file/deeper"])
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(WorkloadError, match=r"cannot prepare .*file.*--data-dir"):
-        prepare(tmp_path / below, "data", fill, timeout=5)
+        prepare(tmp_path / below, Recipe("data", fill), timeout=5)
 
 
 def test_where_data_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,8 @@ and ``graph.json``: the number of classes, and name, shape and type of every arr
 from __future__ import annotations
 
 import json
+import math
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +30,6 @@ from workloads.common.errors import WorkloadError
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
-    from typing import Self
 
     from numpy.typing import ArrayLike, DTypeLike, NDArray
 
@@ -107,36 +107,26 @@ def _open(folder: Path, private: bool) -> Graph:  # noqa: FBT001 - private, call
     return graph
 
 
-class ArrayFile:
-    """Writes one ``.npy`` file part by part, so that memory holds a part and never the whole."""
+def create_array(folder: Path, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> None:
+    """Make a ``.npy`` file of zeros, for ``write_rows`` to fill."""
+    dtype = np.dtype(dtype)
+    with (folder / f"{name}.npy").open("wb") as file:
+        header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.truncate(file.tell() + math.prod(shape) * dtype.itemsize)
 
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> None:
-        self.shape, self.dtype = shape, np.dtype(dtype)
-        self._rows = 0
-        self._path = path
-        self._file = path.open("wb")
-        header = {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(self._file, header)
 
-    def append(self, part: ArrayLike) -> None:
-        """Write the next rows."""
-        rows = np.ascontiguousarray(part, dtype=self.dtype)
-        rows.tofile(self._file)
-        self._rows += len(rows)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.close()
-        if kind is None and self._rows != self.shape[0]:
-            msg = f"{self._path.name}: {self._rows} of {self.shape[0]} rows written"
+def write_rows(folder: Path, name: str, start: int, rows: ArrayLike) -> None:
+    """Write some rows of an array, so that memory holds a part of it and never the whole."""
+    with (folder / f"{name}.npy").open("r+b") as file:
+        np.lib.format.read_magic(file)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        part = np.ascontiguousarray(rows, dtype=dtype)
+        if part.shape[1:] != shape[1:] or start + len(part) > shape[0]:
+            msg = f"{name}.npy is {shape}, and {part.shape} from row {start} do not fit"
             raise RuntimeError(msg)
+        file.seek(start * math.prod(shape[1:]) * dtype.itemsize, os.SEEK_CUR)
+        file.write(part.tobytes())
 
 
 def save_array(folder: Path, name: str, array: ArrayLike) -> None:

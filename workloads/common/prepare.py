@@ -2,10 +2,11 @@
 
 One process (local rank 0 of each node) calls ``prepare``; the rest call ``wait_for``. A folder is
 complete when its name is there: it is written under another name and renamed. Who may write is
-settled by a lock file that is made exclusively, which every shared file system keeps. A lock says
-who holds it, and its holder touches it every few seconds; one that is no longer touched, or whose
-holder has died on this machine, is passed over by making the lock of the next generation, so that
-of many that wait exactly one takes over.
+settled by a lock file. A stale lock is passed over by making the lock of the next generation, so
+that of many that wait exactly one takes over.
+
+What takes long is cut into pieces: whoever waits takes one that nobody else has taken, on all nodes
+that see the folder. Pieces that are done stay when all are killed, and the next run goes on there.
 """
 
 from __future__ import annotations
@@ -14,23 +15,47 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
 import time
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.common.errors import WorkloadError
+from workloads.common.lock import BEATS, STALE, Watch, acquire, held, read
+from workloads.common.metrics import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from typing import TypeAlias
 
-STALE = 30.0  # seconds without a touch after which a lock is passed over
-BEATS = 15  # how often a lock is touched in that time
+    Pieces: TypeAlias = dict[str, Callable[[], None]]
+
 POLL = 0.1  # seconds between two looks at the folder
+DONE = ".pieces"  # in a folder whose pieces are being made: who makes which, and which are done
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What fills a folder.
+
+    Attributes:
+        name: The folder to make; it must stand for everything that decides its content.
+        build: Fills the empty folder that it is given; where there are pieces, it makes the folder
+            ready for them, and may find there what an earlier one has left that was killed.
+        pieces: Gives what remains to be done in the folder after ``build``, by name. A piece may be
+            done by any process that sees the folder, beside the others, and twice: what it writes
+            is always the same.
+        finish: Called once all pieces are done; it too may be called again.
+    """
+
+    name: str
+    build: Callable[[Path], None]
+    pieces: Callable[[Path], Pieces] | None = None
+    finish: Callable[[Path], None] = lambda _: None
 
 
 def default_root(environ: Mapping[str, str]) -> Path:
@@ -58,63 +83,136 @@ def default_root(environ: Mapping[str, str]) -> Path:
 
 def prepare(
     root: Path,
-    name: str,
-    build: Callable[[Path], None],
+    recipe: Recipe,
     *,
     timeout: float,
     check: Callable[[], None] = lambda: None,
     stale: float = STALE,
 ) -> Path:
-    """Return ``root/name``, made by ``build`` in this process or by another one meanwhile.
+    """Return ``root/name``, made by the recipe in this process or by another one meanwhile.
 
     Args:
         root: A folder, made where it is missing; node-local or shared.
-        name: The folder to make; it must stand for everything that decides its content.
-        build: Fills the empty folder that it is given.
-        timeout: Seconds to wait for another process that is making it; no limit on ``build``.
+        recipe: What to make.
+        timeout: Seconds to wait for another process that is making it; no limit on making it.
         check: Called while waiting; raises to end the wait.
         stale: Seconds after which a lock that nobody touches is passed over; the same for all.
 
     Raises:
         WorkloadError: It cannot be written, or another process did not finish it in time.
     """
-    watch = _Watch(stale)
-    deadline = time.monotonic() + timeout
+    watch, crew = Watch(stale), _Crew(root, recipe, stale)
+    wait = _Wait(root / recipe.name, timeout, check)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        while not _is_there(root, name):
-            locks = _locks(root, name)
+        while not _is_there(root, recipe.name):
+            locks = _locks(root, recipe.name)
             if not locks or watch.is_stale(locks[-1]):
                 generation = int(locks[-1].suffix[1:]) + 1 if locks else 0
-                lock = root / f".{name}.lock.{generation}"
-                if _acquire(lock):
-                    with _held(lock, stale / BEATS):
-                        _make(root, name, build, passed_over=locks)
+                lock = root / f".{recipe.name}.lock.{generation}"
+                if acquire(lock):
+                    with held(lock, stale / BEATS):
+                        _make(root, recipe, crew, passed_over=locks)
                     continue
-            _pause(deadline, timeout, root / name, check, locks)
+            wait.help_or_pause(crew, locks)
     except MemoryError as error:
-        msg = f"not enough memory to prepare the data set {name}: {error}"
+        msg = f"not enough memory to prepare the data set {recipe.name}: {error}"
         raise WorkloadError(msg) from error
     except OSError as error:
-        raise _unusable(root / name, error) from error
-    return root / name
+        raise _unusable(root / recipe.name, error) from error
+    return root / recipe.name
 
 
 def wait_for(
-    root: Path, name: str, *, timeout: float, check: Callable[[], None] = lambda: None
+    root: Path,
+    recipe: Recipe,
+    *,
+    timeout: float,
+    check: Callable[[], None] = lambda: None,
+    stale: float = STALE,
 ) -> Path:
-    """Return ``root/name`` once it is there.
+    """Return ``root/name`` once it is there, and help with its pieces meanwhile.
 
     Raises:
-        WorkloadError: It is not there after ``timeout`` seconds, or ``root`` cannot be read.
+        WorkloadError: It is not there after ``timeout`` seconds, or ``root`` cannot be used.
     """
-    deadline = time.monotonic() + timeout
+    crew, wait = _Crew(root, recipe, stale), _Wait(root / recipe.name, timeout, check)
     try:
-        while not _is_there(root, name):
-            _pause(deadline, timeout, root / name, check, _locks(root, name))
+        while not _is_there(root, recipe.name):
+            wait.help_or_pause(crew, _locks(root, recipe.name))
     except OSError as error:
-        raise _unusable(root / name, error) from error
-    return root / name
+        raise _unusable(root / recipe.name, error) from error
+    return root / recipe.name
+
+
+class _Crew:
+    """One of those who make the pieces of a folder."""
+
+    def __init__(self, root: Path, recipe: Recipe, stale: float) -> None:
+        self.folder, self._recipe = root / f".{recipe.name}.part", recipe
+        self._watch, self._beat = Watch(stale), stale / BEATS
+        self._pieces: Pieces | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there are pieces to make now."""
+        return self._recipe.pieces is not None and (self.folder / DONE).is_dir()
+
+    @property
+    def pieces(self) -> Pieces:
+        """All of them, made or not; the folder is ready."""
+        if self._pieces is None:
+            assert self._recipe.pieces  # as is_ready says
+            self._pieces = self._recipe.pieces(self.folder)
+        return self._pieces
+
+    def done(self) -> int:
+        """How many pieces are made."""
+        return sum(name.endswith(".done") for name in _names(self.folder / DONE))
+
+    def make_one(self) -> bool:
+        """Make a piece that nobody is making; False where there is none."""
+        state, names = self.folder / DONE, set(_names(self.folder / DONE))
+        for name, make in self.pieces.items():
+            claim = state / f"{name}.claim"
+            if f"{name}.done" in names or (claim.name in names and not self._watch.is_stale(claim)):
+                continue
+            if claim.name in names:
+                # Where its holder is alive after all, the piece is made twice, which is no harm.
+                claim.unlink(missing_ok=True)
+            if not acquire(claim):
+                continue
+            with held(claim, self._beat):
+                make()
+                (state / f"{name}.done").touch()
+            return True
+        return False
+
+
+class _Wait:
+    """Waits for a folder that another process makes."""
+
+    def __init__(self, wanted: Path, timeout: float, check: Callable[[], None]) -> None:
+        self._wanted, self._timeout, self._check = wanted, timeout, check
+        self._deadline = time.monotonic() + timeout
+
+    def help_or_pause(self, crew: _Crew, locks: list[Path]) -> None:
+        """Make a piece of it, or wait a moment; raises once it has taken too long."""
+        self._check()
+        # The folder may get its name while this process still looks for what there is to do.
+        with contextlib.suppress(FileNotFoundError):
+            if crew.is_ready and crew.make_one():
+                self._deadline = time.monotonic() + self._timeout
+                return
+        if time.monotonic() > self._deadline:
+            holder = f"held by {read(locks[-1])[0] or 'unknown'}" if locks else "held by nobody"
+            msg = (
+                f"{self._wanted} was not prepared within {self._timeout:g} s (its lock is "
+                f"{holder}); look at the log of the rank that prepares it, or allow more time by "
+                f"--data-timeout"
+            )
+            raise WorkloadError(msg)
+        time.sleep(POLL)
 
 
 def _unusable(folder: Path, error: OSError) -> WorkloadError:
@@ -142,76 +240,58 @@ def _locks(root: Path, name: str) -> list[Path]:
     return [root / n for n in sorted(found, key=lambda n: int(n[len(prefix) :]))]
 
 
-def _pause(
-    deadline: float, timeout: float, wanted: Path, check: Callable[[], None], locks: list[Path]
-) -> None:
-    check()
-    if time.monotonic() > deadline:
-        holder = f"held by {_read(locks[-1])[0] or 'unknown'}" if locks else "held by nobody"
-        msg = (
-            f"{wanted} was not prepared within {timeout:g} s (its lock is {holder}); look at the "
-            f"log of the rank that prepares it, or allow more time by --data-timeout"
-        )
-        raise WorkloadError(msg)
-    time.sleep(POLL)
-
-
-def _make(root: Path, name: str, build: Callable[[Path], None], passed_over: list[Path]) -> None:
+def _make(root: Path, recipe: Recipe, crew: _Crew, passed_over: list[Path]) -> None:
     """Build and rename; the caller holds the lock."""
     # Whoever held the lock before may have finished in between.
-    if _is_there(root, name) or not all(lock.exists() for lock in passed_over):
+    if _is_there(root, recipe.name) or not all(lock.exists() for lock in passed_over):
         return
     if passed_over:
-        for leftover in root.glob(f".{name}.tmp-*"):
+        for leftover in root.glob(f".{recipe.name}.tmp-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         for lock in passed_over:
             lock.unlink(missing_ok=True)
+    with _cleanup_on_sigterm():
+        if recipe.pieces:
+            _make_by_pieces(root, recipe, crew)
+        else:
+            _make_at_once(root, recipe)
+
+
+def _make_at_once(root: Path, recipe: Recipe) -> None:
     # Not mkdtemp: its mode, 0700, would lock out the colleagues who share the folder.
-    temporary = root / f".{name}.tmp-{uuid.uuid4().hex}"
+    temporary = root / f".{recipe.name}.tmp-{uuid.uuid4().hex}"
     temporary.mkdir()
     try:
-        with _cleanup_on_sigterm():
-            build(temporary)
-        try:
-            temporary.rename(root / name)
-        except OSError:
-            if not _is_there(root, name):  # else another process was taken for dead and was not
-                raise
+        recipe.build(temporary)
+        _name(temporary, root / recipe.name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _acquire(lock: Path) -> bool:
+def _make_by_pieces(root: Path, recipe: Recipe, crew: _Crew) -> None:
+    crew.folder.mkdir(exist_ok=True)
+    if not crew.is_ready:
+        recipe.build(crew.folder)
+        (crew.folder / DONE).mkdir()
+    total = len(crew.pieces)
+    with Progress(f"preparing {recipe.name}", total, crew.done()) as progress:
+        while (done := crew.done()) < total:
+            progress.reached(done)
+            if not crew.make_one():
+                time.sleep(POLL)
+        progress.reached(total)
+    recipe.finish(crew.folder)
+    _name(crew.folder, root / recipe.name)
+    shutil.rmtree(root / recipe.name / DONE, ignore_errors=True)
+
+
+def _name(made: Path, name: Path) -> None:
+    """Give the folder its name, unless another process was taken for dead, was not, and has."""
     try:
-        with lock.open("x") as file:
-            file.write(f"{socket.gethostname()} {os.getpid()} {_machine()}\n")
-    except FileExistsError:
-        return False
-    except OSError:  # a full disk leaves a lock without a holder
-        with contextlib.suppress(OSError):
-            lock.unlink()
-        raise
-    return True
-
-
-@contextlib.contextmanager
-def _held(lock: Path, interval: float) -> Iterator[None]:
-    """Touch the lock every ``interval`` seconds until the work is done, then remove it."""
-    done = threading.Event()
-
-    def beat() -> None:
-        while not done.wait(interval):
-            with contextlib.suppress(OSError):
-                os.utime(lock)
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        lock.unlink(missing_ok=True)
+        made.rename(name)
+    except OSError:
+        if not _is_there(name.parent, name.name):
+            raise
 
 
 @contextlib.contextmanager
@@ -225,54 +305,3 @@ def _cleanup_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-class _Watch:
-    """Tells whether a lock is still touched, by this process's own clock alone."""
-
-    def __init__(self, stale: float) -> None:
-        self._stale = stale
-        self._seen: tuple[Path, float] | None = None
-        self._since = 0.0
-
-    def is_stale(self, lock: Path) -> bool:
-        holder, touched = _read(lock)
-        if holder is None:
-            return False  # just removed: look again
-        if _has_died(holder):
-            return True
-        if (lock, touched) != self._seen:
-            self._seen, self._since = (lock, touched), time.monotonic()
-        return time.monotonic() - self._since > self._stale
-
-
-def _read(lock: Path) -> tuple[str | None, float]:
-    """Return who holds a lock and when it was touched: opened, because NFS then asks the server."""
-    try:
-        with lock.open() as file:
-            return file.read().strip(), os.fstat(file.fileno()).st_mtime
-    except FileNotFoundError:
-        return None, 0.0
-
-
-def _has_died(holder: str) -> bool:
-    """Tell whether the holder is known to be gone: a process that ran here and runs no more."""
-    words = holder.split()
-    if len(words) != 3 or words[2] != _machine() or not words[2]:
-        return False
-    try:
-        os.kill(int(words[1]), 0)
-    except ProcessLookupError:
-        return True
-    except (PermissionError, ValueError):
-        return False
-    return False
-
-
-def _machine() -> str:
-    """Name the set of processes that a process number belongs to: this boot, this namespace."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""

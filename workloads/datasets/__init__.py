@@ -5,33 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import traceback
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from workloads.common.errors import WorkloadError
 from workloads.common.graph import Graph, open_graph
-from workloads.common.prepare import default_root, prepare, wait_for
+from workloads.common.prepare import Recipe, default_root, prepare, wait_for
 from workloads.datasets import debian, planted, public
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable
-    from pathlib import Path
 
     from workloads.common.ranks import Ranks
 
 # Goes up when a change makes folders that were prepared before it wrong.
 FORMAT = 1
 NAMES = ("debian", "planted", "reddit", "ogbn-products")
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A data set: the name of its folder, which stands for its content, and what fills it."""
-
-    folder: str
-    build: Callable[[Path], None]
 
 
 def recipe(options: Namespace) -> Recipe:
@@ -48,11 +36,9 @@ def recipe(options: Namespace) -> Recipe:
             options.num_classes,
             options.data_seed,
         )
-        return Recipe(f"{shape.folder}-v{FORMAT}", partial(planted.build, shape=shape))
-    if options.dataset == "reddit":
-        return Recipe(f"reddit-v{FORMAT}", public.build_reddit)
-    if options.dataset == "ogbn-products":
-        return Recipe(f"ogbn-products-v{FORMAT}", public.build_ogbn_products)
+        return planted.recipe(shape, FORMAT)
+    if options.dataset in public.SOURCES:
+        return public.recipe(options.dataset, FORMAT)
     try:
         digest = hashlib.sha256(debian.FILE.read_bytes()).hexdigest()[:12]
     except OSError as error:
@@ -61,7 +47,7 @@ def recipe(options: Namespace) -> Recipe:
 
 
 def load(ranks: Ranks, recipe: Recipe, options: Namespace) -> Graph:
-    """Map the graph, prepared by local rank 0 of each node, or by one of them on shared storage.
+    """Map the graph, prepared by the ranks of each node, or by all of them on shared storage.
 
     Raises:
         WorkloadError: On all ranks, where one of them cannot prepare or read it.
@@ -75,9 +61,9 @@ def load(ranks: Ranks, recipe: Recipe, options: Namespace) -> Graph:
     try:
         root = options.data_dir or default_root(os.environ)
         if ranks.world.local_rank == 0:
-            folder = prepare(root, recipe.folder, recipe.build, timeout=limit, check=check)
+            folder = prepare(root, recipe, timeout=limit, check=check)
         else:
-            folder = wait_for(root, recipe.folder, timeout=limit, check=check)
+            folder = wait_for(root, recipe, timeout=limit, check=check)
         graph = open_graph(folder)
     except WorkloadError as failure:
         error = failure

@@ -15,19 +15,23 @@ one part of the edges.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from workloads.common.errors import WorkloadError
-from workloads.common.graph import ArrayFile, finish_graph, index_dtype, save_array
+from workloads.common.graph import create_array, finish_graph, index_dtype, save_array, write_rows
+from workloads.common.prepare import Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from workloads.common.prepare import Pieces
 
 SAME = 0.6  # probability that a neighbour is drawn from the node's own class
 HUBS = 2.0  # the k-th most popular of n nodes is drawn with probability ~ k^(1/HUBS - 1)
@@ -73,8 +77,18 @@ class Shape:
         return np.random.Generator(np.random.Philox(key=[self.seed, (stream << 32) + part]))
 
 
-def build(folder: Path, shape: Shape) -> None:
-    """Write the graph's arrays."""
+def recipe(shape: Shape, version: int) -> Recipe:
+    """How a graph of this shape is made."""
+    return Recipe(
+        f"{shape.folder}-v{version}",
+        partial(start, shape=shape),
+        partial(pieces, shape=shape),
+        partial(finish_graph, num_classes=shape.num_classes),
+    )
+
+
+def start(folder: Path, shape: Shape) -> None:
+    """Write the small arrays, and make room for the large ones."""
     classes = shape.generator(_CLASSES).integers(shape.num_classes, size=shape.num_nodes)
     y = classes.astype(np.int16 if shape.num_classes < 2**15 else np.int32)
     del classes
@@ -87,15 +101,31 @@ def build(folder: Path, shape: Shape) -> None:
         ("train", "val", "test"), np.split(shuffled, [first, second]), strict=True
     ):
         save_array(folder, name, np.sort(nodes).astype(node))
-    del shuffled
 
-    indptr = _write_indptr(folder, shape)
-    _write_indices(folder, shape, indptr, y)
-    _write_features(folder, shape, y)
-    finish_graph(folder, shape.num_classes)
+    save_array(folder, "indptr", _indptr(shape))
+    create_array(folder, "indices", (shape.num_edges,), node)
+    create_array(folder, "x", (shape.num_nodes, shape.num_features), np.float32)
 
 
-def _write_indptr(folder: Path, shape: Shape) -> NDArray[np.int64]:
+def pieces(folder: Path, shape: Shape) -> Pieces:
+    """What fills the large arrays, part by part."""
+    y, indptr = np.load(folder / "y.npy"), np.load(folder / "indptr.npy")
+    means = shape.generator(_MEANS).standard_normal(
+        (shape.num_classes, shape.num_features), dtype=np.float32
+    )
+    means *= SIGNAL / np.linalg.norm(means, axis=1, keepdims=True)
+    counted = np.arange(shape.num_nodes + 1, dtype=np.int64) * shape.num_features
+    edges, features = _Edges(folder, shape, y, indptr), _Features(folder, shape, y, means)
+    return {
+        **{f"edges-{i}": partial(edges.write, i, *part) for i, part in enumerate(_parts(indptr))},
+        **{
+            f"features-{i}": partial(features.write, i, *part)
+            for i, part in enumerate(_parts(counted))
+        },
+    }
+
+
+def _indptr(shape: Shape) -> NDArray[np.int64]:
     """Give every node its share of the edges, which add up to the number asked for."""
     # A Pareto tail with its far end cut off, so that no node takes half of a small graph.
     weight = shape.generator(_WEIGHTS).pareto(2.0, shape.num_nodes).clip(max=100) + 0.5
@@ -104,38 +134,42 @@ def _write_indptr(folder: Path, shape: Shape) -> NDArray[np.int64]:
     np.floor(total * (shape.num_edges / total[-1]), out=total)
     indptr[1:] = total
     indptr[-1] = shape.num_edges
-    save_array(folder, "indptr", indptr)
     return indptr
 
 
-def _write_indices(folder: Path, shape: Shape, indptr: NDArray[np.int64], y: NDArray[Any]) -> None:
-    node = index_dtype(shape.num_nodes)
-    by_class = np.argsort(y, kind="stable").astype(node)
-    size = np.bincount(y, minlength=shape.num_classes)
-    start = np.concatenate([[0], np.cumsum(size)[:-1]])
-    with ArrayFile(folder / "indices.npy", (shape.num_edges,), node) as out:
-        for part, (low, high) in enumerate(_parts(indptr)):
-            random = shape.generator(_EDGES, part)
-            wanted = np.repeat(y[low:high], np.diff(indptr[low : high + 1]))
-            other = random.random(len(wanted), dtype=np.float32) >= SAME
-            wanted[other] = y[random.integers(shape.num_nodes, size=int(other.sum()))]
-            popular = random.random(len(wanted)) ** HUBS
-            out.append(by_class[start[wanted] + (popular * size[wanted]).astype(np.int64)])
+class _Edges:
+    def __init__(
+        self, folder: Path, shape: Shape, y: NDArray[Any], indptr: NDArray[np.int64]
+    ) -> None:
+        self.folder, self.shape, self.y, self.indptr = folder, shape, y, indptr
+        self.by_class = np.argsort(y, kind="stable").astype(index_dtype(shape.num_nodes))
+        self.size = np.bincount(y, minlength=shape.num_classes)
+        self.start = np.concatenate([[0], np.cumsum(self.size)[:-1]])
+
+    def write(self, part: int, low: int, high: int) -> None:
+        """Draw the neighbours of the nodes from ``low`` to before ``high``."""
+        random = self.shape.generator(_EDGES, part)
+        wanted = np.repeat(self.y[low:high], np.diff(self.indptr[low : high + 1]))
+        other = random.random(len(wanted), dtype=np.float32) >= SAME
+        wanted[other] = self.y[random.integers(self.shape.num_nodes, size=int(other.sum()))]
+        place = (random.random(len(wanted)) ** HUBS * self.size[wanted]).astype(np.int64)
+        neighbours = self.by_class[self.start[wanted] + place]
+        write_rows(self.folder, "indices", int(self.indptr[low]), neighbours)
 
 
-def _write_features(folder: Path, shape: Shape, y: NDArray[Any]) -> None:
-    means = shape.generator(_MEANS).standard_normal(
-        (shape.num_classes, shape.num_features), dtype=np.float32
-    )
-    means *= SIGNAL / np.linalg.norm(means, axis=1, keepdims=True)
-    size = (shape.num_nodes, shape.num_features)
-    with ArrayFile(folder / "x.npy", size, np.float32) as out:
-        counted = np.arange(shape.num_nodes + 1, dtype=np.int64) * shape.num_features
-        for part, (low, high) in enumerate(_parts(counted)):
-            noise = shape.generator(_FEATURES, part).standard_normal(
-                (high - low, shape.num_features), dtype=np.float32
-            )
-            out.append(means[y[low:high]] + noise)
+class _Features:
+    def __init__(
+        self, folder: Path, shape: Shape, y: NDArray[Any], means: NDArray[np.float32]
+    ) -> None:
+        self.folder, self.shape, self.y, self.means = folder, shape, y, means
+
+    def write(self, part: int, low: int, high: int) -> None:
+        """Draw the features of the nodes from ``low`` to before ``high``."""
+        x = self.shape.generator(_FEATURES, part).standard_normal(
+            (high - low, self.shape.num_features), dtype=np.float32
+        )
+        x += self.means[self.y[low:high]]
+        write_rows(self.folder, "x", low, x)
 
 
 def _parts(end: NDArray[np.int64]) -> Iterable[tuple[int, int]]:

@@ -1,97 +1,89 @@
-"""Public data sets that are downloaded: Reddit through PyG, ogbn-products through OGB.
+"""Public data sets that are downloaded: Reddit and ogbn-products.
 
-Sources: Hamilton et al., "Inductive Representation Learning on Large Graphs" (2017); Hu et al.,
-"Open Graph Benchmark" (2020).
+Their files are read as streams: memory holds a part of a table and never the whole.
+
+Sources: Hamilton et al., "Inductive Representation Learning on Large Graphs" (2017), in the form of
+DGL's that PyG's ``Reddit`` reads; Hu et al., "Open Graph Benchmark" (2020), in the form that OGB's
+``NodePropPredDataset`` reads.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import io
+import gzip
+import math
 import shutil
 import socket
 import sys
+import zipfile
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from workloads.common.errors import WorkloadError
-from workloads.common.graph import finish_graph, index_dtype, save_array, save_edges
+from workloads.common.graph import (
+    create_array,
+    finish_graph,
+    index_dtype,
+    save_array,
+    write_rows,
+)
+from workloads.common.prepare import Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from workloads.common.prepare import Pieces
+
 SILENCE = 60.0  # seconds without a byte after which a download has failed
+PART = 1 << 21  # numbers in memory at a time
 
 
-def build_reddit(folder: Path) -> None:
-    """Download Reddit (233k nodes, 115M edges, about 1.4 GB) and write its arrays."""
-    from torch_geometric.datasets import Reddit  # noqa: PLC0415
+@dataclass(frozen=True)
+class Source:
+    """Where a data set is, and how its files become the arrays of a graph.
 
-    with _downloading("reddit", folder / "raw") as raw:
-        data: Any = Reddit(str(raw))[0]
-    splits = {
-        name: data[f"{name}_mask"].nonzero().squeeze(1).numpy() for name in ("train", "val", "test")
-    }
-    write(folder, data.edge_index.numpy(), data.x.numpy(), data.y.numpy(), splits)
-
-
-def build_ogbn_products(folder: Path) -> None:
-    """Download ogbn-products (2.4M nodes, 124M edges, about 1.5 GB) and write its arrays.
-
-    Raises:
-        WorkloadError: OGB is not installed, or the download failed.
+    Attributes:
+        url: A zip file.
+        pieces: Gives what writes the arrays of a folder from the unpacked zip file, by name.
     """
-    if importlib.util.find_spec("ogb") is None:
-        msg = "--dataset ogbn-products needs OGB, which is not installed here: pip install ogb"
-        raise WorkloadError(msg)
-    with _downloading("ogbn-products", folder / "raw") as raw:
-        # Not OGB's class for PyG: it unpickles its own file, which torch 2.6 and later refuse.
-        from ogb.nodeproppred import NodePropPredDataset  # noqa: PLC0415
 
-        dataset: Any = NodePropPredDataset("ogbn-products", str(raw))
-        graph, labels = dataset[0]
-        split = dataset.get_idx_split()
-    splits = {"train": split["train"], "val": split["valid"], "test": split["test"]}
-    write(folder, graph["edge_index"], graph["node_feat"], labels.reshape(-1), splits)
+    url: str
+    pieces: Callable[[Path, Path], Pieces]
 
 
-def write(
-    folder: Path,
-    edge_index: NDArray[Any],
-    x: NDArray[Any],
-    y: NDArray[Any],
-    splits: Mapping[str, NDArray[Any]],
-) -> None:
-    """Write a graph that is in memory, in PyG's terms.
-
-    Args:
-        folder: An empty folder.
-        edge_index: [2, edges]: messages go from the first row to the second.
-        x: [nodes, features].
-        y: [nodes], classes counted from 0.
-        splits: Node numbers by ``train``, ``val`` and ``test``.
-    """
-    save_edges(folder, edge_index[0], edge_index[1], len(y))
-    save_array(folder, "x", x)
-    save_array(folder, "y", y)
-    for name, nodes in splits.items():
-        save_array(folder, name, nodes.astype(index_dtype(len(y))))
-    finish_graph(folder, int(y.max()) + 1)
+def recipe(name: str, version: int) -> Recipe:
+    """How one of ``SOURCES`` is made."""
+    source = SOURCES[name]
+    return Recipe(
+        f"{name}-v{version}",
+        partial(_download, name=name, url=source.url),
+        lambda folder: source.pieces(folder, folder / "raw"),
+        _finish,
+    )
 
 
-@contextlib.contextmanager
-def _downloading(name: str, raw: Path) -> Iterator[Path]:
-    """Give a folder for a download, say clearly what went wrong, and remove the folder."""
-    before, stdin = socket.getdefaulttimeout(), sys.stdin
+def _download(folder: Path, name: str, url: str) -> None:
+    """Download and unpack, unless that is done; a part of a file is never taken for the whole."""
+    from torch_geometric.data import download_url, extract_zip  # noqa: PLC0415
+
+    if (folder / "raw").exists():
+        return
+    temporary, before = folder / "raw.new", socket.getdefaulttimeout()
+    shutil.rmtree(temporary, ignore_errors=True)
     socket.setdefaulttimeout(SILENCE)
-    # OGB asks whether to go on with a large download: whoever names the data set wants it.
-    sys.stdin = io.StringIO("y\n")
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            yield raw
+            file = download_url(url, str(temporary))
+            extract_zip(file, str(temporary), log=False)
+        (temporary / url.rpartition("/")[2]).unlink()
+        temporary.rename(folder / "raw")
     except Exception as error:
         msg = (
             f"{name} could not be downloaded ({type(error).__name__}: {error}); run once with "
@@ -100,5 +92,164 @@ def _downloading(name: str, raw: Path) -> Iterator[Path]:
         raise WorkloadError(msg) from error
     finally:
         socket.setdefaulttimeout(before)
-        sys.stdin = stdin
-        shutil.rmtree(raw, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _finish(folder: Path) -> None:
+    finish_graph(folder, int(np.load(folder / "y.npy").max()) + 1)
+    shutil.rmtree(folder / "raw", ignore_errors=True)
+
+
+def _reddit(folder: Path, raw: Path) -> Pieces:
+    nodes, graph = raw / "reddit_data.npz", raw / "reddit_graph.npz"
+
+    def labels() -> None:
+        save_array(folder, "y", _whole(nodes, "label"))
+        kind = _whole(nodes, "node_types")
+        for number, name in enumerate(("train", "val", "test"), 1):
+            save_array(folder, name, (kind == number).nonzero()[0].astype(index_dtype(len(kind))))
+
+    def features() -> None:
+        with _member(nodes, "feature") as (shape, parts):
+            write_table(folder, "x", shape, parts)
+
+    def edges() -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        with _member(graph, "row") as (_, row), _member(graph, "col") as (_, col):
+            yield from zip(row, col, strict=True)
+
+    def write() -> None:
+        with _member(nodes, "label") as (shape, _):
+            write_edges(folder, shape[0], edges)
+
+    return {"edges": write, "features": features, "labels": labels}
+
+
+def _ogbn_products(folder: Path, raw: Path) -> Pieces:
+    files, splits = raw / "products/raw", raw / "products/split/sales_ranking"
+
+    def num_nodes() -> int:
+        return int(next(_rows(files / "num-node-list.csv.gz", np.int64, 1))[0, 0])
+
+    def labels() -> None:
+        parts = list(_rows(files / "node-label.csv.gz", np.int64, 1))
+        save_array(folder, "y", np.concatenate(parts)[:, 0].astype(np.int16))
+        for name, file in (("train", "train"), ("val", "valid"), ("test", "test")):
+            parts = list(_rows(splits / f"{file}.csv.gz", np.int64, 1))
+            nodes = np.concatenate(parts)[:, 0]
+            save_array(folder, name, nodes.astype(index_dtype(num_nodes())))
+
+    def features() -> None:
+        parts = _rows(files / "node-feat.csv.gz", np.float32, 128)
+        first = next(parts)
+        write_table(folder, "x", (num_nodes(), first.shape[1]), [first], parts)
+
+    def edges() -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        for part in _rows(files / "edge.csv.gz", np.int64, 2):
+            yield part[:, 0], part[:, 1]  # the file has each edge once, and it goes both ways
+            yield part[:, 1], part[:, 0]
+
+    return {
+        "edges": lambda: write_edges(folder, num_nodes(), edges),
+        "features": features,
+        "labels": labels,
+    }
+
+
+SOURCES = {
+    "reddit": Source("https://data.dgl.ai/dataset/reddit.zip", _reddit),
+    "ogbn-products": Source(
+        "http://snap.stanford.edu/ogb/data/nodeproppred/products.zip", _ogbn_products
+    ),
+}
+
+
+def write_table(
+    folder: Path, name: str, shape: tuple[int, ...], *parts: Iterable[NDArray[Any]]
+) -> None:
+    """Write float32 rows as they come.
+
+    Raises:
+        ValueError: They are not as many as the shape says.
+    """
+    create_array(folder, name, shape, np.float32)
+    written = 0
+    for part in (one for several in parts for one in several):
+        write_rows(folder, name, written, part)
+        written += len(part)
+    if written != shape[0]:
+        msg = f"{name} has {written} rows, not {shape[0]}"
+        raise ValueError(msg)
+
+
+def write_edges(
+    folder: Path,
+    num_nodes: int,
+    edges: Callable[[], Iterable[tuple[NDArray[Any], NDArray[Any]]]],
+) -> None:
+    """Write ``indptr`` and ``indices`` for edges that are read twice: a counting sort by target.
+
+    Args:
+        folder: Where to.
+        num_nodes: How many nodes there are.
+        edges: Starts anew at each call: parts of the sources, and of the targets.
+    """
+    degree = np.zeros(num_nodes, dtype=np.int64)
+    for _, target in edges():
+        degree += np.bincount(target, minlength=num_nodes)
+    indptr = np.concatenate([[0], np.cumsum(degree)])
+    save_array(folder, "indptr", indptr)
+    create_array(folder, "indices", (int(indptr[-1]),), index_dtype(num_nodes))
+    if not indptr[-1]:
+        return  # a file without content cannot be mapped
+    indices = np.load(folder / "indices.npy", mmap_mode="r+")
+    free = indptr[:-1].copy()
+    for source, target in edges():
+        order = np.argsort(target, kind="stable")
+        target = target[order]  # noqa: PLW2901 - the same edges, sorted
+        # The place of an edge among those of this part with the same target.
+        place = np.arange(len(target)) - np.searchsorted(target, target)
+        indices[free[target] + place] = source[order]
+        free += np.bincount(target, minlength=num_nodes)
+    indices.flush()
+
+
+@contextlib.contextmanager
+def _member(file: Path, name: str) -> Iterator[tuple[tuple[int, ...], Iterator[NDArray[Any]]]]:
+    """Open an array of an ``.npz`` file: its shape, and its rows in parts."""
+    with zipfile.ZipFile(file) as archive, archive.open(f"{name}.npy") as stream:
+        version = np.lib.format.read_magic(stream)
+        reader = np.lib.format
+        read = reader.read_array_header_1_0 if version[0] == 1 else reader.read_array_header_2_0
+        shape, fortran, dtype = read(stream)
+        if fortran and len(shape) > 1:
+            msg = f"{name} in {file.name} is stored by columns"
+            raise ValueError(msg)
+
+        def parts() -> Iterator[NDArray[Any]]:
+            width = math.prod(shape[1:])
+            step = max(1, PART // max(1, width))
+            for start in range(0, shape[0], step):
+                rows = min(step, shape[0] - start)
+                content = stream.read(rows * width * dtype.itemsize)
+                yield np.frombuffer(content, dtype).reshape(rows, *shape[1:])
+
+        yield shape, parts()
+
+
+def _whole(file: Path, name: str) -> NDArray[Any]:
+    with np.load(file) as arrays:
+        array: NDArray[Any] = arrays[name]
+    return array
+
+
+def _rows(file: Path, dtype: type[np.generic], width: int) -> Iterator[NDArray[Any]]:
+    """Read numbers that stand in lines, separated by commas, in parts.
+
+    Args:
+        file: Packed by gzip.
+        dtype: Of the numbers.
+        width: About how many there are in a line.
+    """
+    with gzip.open(file, "rt") as lines:
+        while part := list(islice(lines, PART // width)):
+            yield np.loadtxt(part, dtype=dtype, delimiter=",", ndmin=2)
