@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 
+GZIP = "application/vnd.docker.image.rootfs.diff.tar.gzip"
+ZSTD = "application/vnd.oci.image.layer.v1.tar+zstd"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
 
 def digest_of(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
@@ -43,21 +47,20 @@ class Registry:
     def image(
         self,
         tag: str,
-        files: Mapping[str, bytes] | bytes,
-        *,
+        *layers: Mapping[str, bytes] | bytes,
         architecture: str = "amd64",
         config: Mapping[str, Any] | None = None,
     ) -> str:
-        """An image of one layer, made of files or a tar; the manifest's digest."""
-        layer = files if isinstance(files, bytes) else tar(files)
+        """An image whose layers are made of files or compressed tars; the manifest's digest."""
+        data = [layer if isinstance(layer, bytes) else tar(layer) for layer in layers]
         described = {"architecture": architecture, "os": "linux", "config": config or {}}
         manifest = {
             "schemaVersion": 2,
             "mediaType": MANIFEST,
             "config": {"mediaType": "x", **self.blob(json.dumps(described).encode())},
             "layers": [
-                {"mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip"}
-                | self.blob(layer)
+                {"mediaType": ZSTD if layer.startswith(ZSTD_MAGIC) else GZIP} | self.blob(layer)
+                for layer in data
             ],
         }
         return self.put(tag, MANIFEST, manifest)

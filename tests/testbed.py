@@ -57,16 +57,19 @@ def slurm_testbed() -> Iterator[None]:
             subprocess.run([TESTBED / "down", "slurm"], check=True)
 
 
-def run(*command: str | Path, user: str = "root", **env: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *command: str | Path, user: str = "root", limit: float = LIMIT, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command on the login node as ``user``, in the directory that all nodes share.
 
     Args:
         command: The command, such as ``"srun", "-N2", "hostname"``.
         user: ``root``, or the test bed's ordinary user.
+        limit: how long it may take, in seconds.
         env: Variables to add to the environment.
 
     Raises:
-        subprocess.TimeoutExpired: After ``LIMIT`` seconds: an srun can wait for ever.
+        subprocess.TimeoutExpired: After ``limit`` seconds: an srun can wait for ever.
     """
     account = pwd.getpwnam(user)
     login = {"HOME": account.pw_dir, "USER": user, "LOGNAME": user}
@@ -75,7 +78,7 @@ def run(*command: str | Path, user: str = "root", **env: str) -> subprocess.Comp
         check=False,
         capture_output=True,
         text=True,
-        timeout=LIMIT,
+        timeout=limit,
         cwd=os.environ["TOOLKIT_TESTBED_SHARED"],
         env={**os.environ, **login, **env},
         user=account.pw_uid,

@@ -22,24 +22,10 @@ if TYPE_CHECKING:
 TOOLKIT = str(Path(sys.executable).with_name("toolkit"))
 
 
-@pytest.fixture(scope="module")
-def image_tar(container_image: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The files of the tier's image as one layer."""
-    folder = tmp_path_factory.mktemp("unpacked")
-    subprocess.run(
-        ["unsquashfs", "-no-progress", "-d", folder / "root", container_image],
-        check=True, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    return subprocess.run(
-        ["tar", "-C", folder / "root", "-cz", "."], check=True, stdout=subprocess.PIPE
-    ).stdout
-
-
 @pytest.fixture
-def registry(image_tar: bytes) -> Iterator[Registry]:
-    """A registry that the nodes reach as ``login``, with the image as ``team/img:1``."""
-    with serve(address="0.0.0.0") as server:
-        server.host = server.host.replace("0.0.0.0", "login")
+def registry(image_tar: bytes, login_address: str) -> Iterator[Registry]:
+    """A registry with the image as ``team/img:1``."""
+    with serve(address=login_address) as server:
         server.image("1", image_tar, config={"Env": ["FROM_IMAGE=yes"], "WorkingDir": "/srv"})
         yield server
 
@@ -53,10 +39,9 @@ def folder(request: pytest.FixtureRequest) -> Path:
 
 
 def importing(registry: Registry, folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """An import on the login node, which reaches the registry over loopback."""
-    host = registry.host.replace("login", "127.0.0.1")
+    """An import on the login node."""
     return subprocess.Popen(
-        [TOOLKIT, "import", f"{host}/team/img:1", f"--images={folder}", *arguments],
+        [TOOLKIT, "import", f"{registry.host}/team/img:1", f"--images={folder}", *arguments],
         env=env(folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -141,28 +126,78 @@ def test_a_damaged_file_is_imported_again(registry: Registry, folder: Path) -> N
     subprocess.run(["unsquashfs", "-l", path], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_import_on_a_compute_node_and_a_run_that_uses_it(registry: Registry, folder: Path) -> None:
-    # Looked up from the login node as localhost and by the node as itself: one name for both.
-    name = f"{registry.host}/team/img:1"
-    hosts = Path("/etc/hosts")
-    before = hosts.read_text()
-    hosts.write_text(f"{before}127.0.0.1 login\n")
-    try:
-        done = run(
-            TOOLKIT, "import", name, "--on=slurm", f"--images={folder}",
-            ENROOT_ALLOW_HTTP="yes",
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        job = run(
-            TOOLKIT, "run", "--on=slurm", "--nodes=2", f"--image={name}", f"--images={folder}",
-            f"--runs={folder}/runs", "--", "sh", "-c", "echo $FROM_IMAGE from $SLURMD_NODENAME",
-            ENROOT_ALLOW_HTTP="yes",
-        )  # fmt: skip
-    finally:
-        hosts.write_text(before)
+def lines(job: subprocess.CompletedProcess[str]) -> list[str]:
+    """What the ranks printed."""
     assert job.returncode == 0, job.stderr
-    assert "using the imported file" in job.stderr
-    assert sorted(line.split("] ")[1] for line in job.stdout.splitlines()) == [
-        "yes from node01",
-        "yes from node02",
-    ]
+    return sorted(line.split("] ")[1] for line in job.stdout.splitlines())
+
+
+SHOW = ("--", "sh", "-c", "echo $FROM_IMAGE from $SLURMD_NODENAME")
+SHOWN = ["yes from node01", "yes from node02"]
+
+
+def test_import_on_a_compute_node_and_a_run_that_uses_it(registry: Registry, folder: Path) -> None:
+    name = f"{registry.host}/team/img:1"
+    done = run(
+        TOOLKIT, "import", name, "--on=slurm", f"--images={folder}", ENROOT_ALLOW_HTTP="yes"
+    )
+    assert done.returncode == 0, done.stderr
+    job = run(
+        TOOLKIT, "run", "--on=slurm", "--nodes=2", f"--image={name}", f"--images={folder}",
+        f"--runs={folder}/runs", *SHOW, ENROOT_ALLOW_HTTP="yes",
+    )  # fmt: skip
+    assert lines(job) == SHOWN
+    assert f"using the imported file of {name}: {done.stdout.strip()}" in job.stderr
+
+
+def test_run_imports_first_by_tag_and_then_starts_the_file_by_digest(
+    registry: Registry, folder: Path
+) -> None:
+    name = f"{registry.host}/team/img:1"
+    options = ("--on=slurm", "--nodes=2", f"--images={folder}", f"--runs={folder}/runs")
+    first = run(
+        TOOLKIT, "run", *options, f"--image={name}", "--import", *SHOW, ENROOT_ALLOW_HTTP="yes"
+    )
+    assert lines(first) == SHOWN
+    (path,) = folder.glob("sha256-*.sqsh")
+    assert f"using the imported file of {name}: {path}" in first.stderr
+    record = json.loads((folder / "runs/latest/run.json").read_text())
+    assert record["job"]["container_image"] == str(path)
+    assert registry.count("/blobs/") == 2, registry.asked
+
+    # By digest no registry is asked, with --import or without.
+    digest = path.stem.replace("-", ":")
+    registry.asked.clear()
+    for flags in ((), ("--import",)):
+        exact = f"{registry.host}/team/img@{digest}"
+        again = run(TOOLKIT, "run", *options, f"--image={exact}", *flags, *SHOW)
+        assert lines(again) == SHOWN
+        assert f"using the imported file of {exact}: {path}" in again.stderr
+    assert registry.asked == []
+
+
+def test_submit_imports_first(registry: Registry, folder: Path) -> None:
+    name = f"{registry.host}/team/img:1"
+    sent = run(
+        TOOLKIT, "submit", "--nodes=2", f"--image={name}", "--import", f"--images={folder}",
+        f"--runs={folder}/runs", *SHOW, ENROOT_ALLOW_HTTP="yes",
+    )  # fmt: skip
+    assert sent.returncode == 0, sent.stderr
+    (path,) = folder.glob("sha256-*.sqsh")
+    assert f"using the imported file of {name}: {path}" in sent.stderr
+    followed = run(TOOLKIT, "logs", "-f", sent.stdout.strip())
+    assert lines(followed) == SHOWN, followed.stderr
+    assert registry.count("/blobs/") == 2, registry.asked
+
+
+def test_a_tag_that_moved_is_not_started_from_the_old_file(
+    registry: Registry, folder: Path, image_tar: bytes, plain_http: None
+) -> None:
+    imported(registry, folder)
+    registry.image("1", image_tar, config={"Env": ["FROM_IMAGE=new"]})
+    job = run(
+        TOOLKIT, "run", "--on=slurm", f"--image={registry.host}/team/img:1", f"--images={folder}",
+        f"--runs={folder}/runs", *SHOW, ENROOT_ALLOW_HTTP="yes",
+    )  # fmt: skip
+    assert [line.split()[0] for line in lines(job)] == ["new"]
+    assert "is another image by now" in job.stderr

@@ -4,58 +4,68 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.registry import Registry, serve
 from tests.testbed import run
-from tests.torch_image import unpack
-from toolkit.enroot import squashfs
+from tests.torch_image import NOT_RUN, packages, suits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TOOLKIT = str(Path(sys.executable).with_name("toolkit"))
+LIMIT = 240.0  # seconds; on a busy machine two nodes import the image for minutes
+SQUASH = "-comp zstd -Xcompression-level 1"
 
 
 @pytest.fixture(scope="module")
-def root(container_image: Path) -> Iterator[Path]:
-    """The files of an image with torch and PyG."""
-    folder = Path(os.environ["TOOLKIT_TESTBED_SHARED"], "torch")
-    folder.mkdir()
-    made = unpack(container_image, folder)
-    if made is None:
+def registry(
+    container_image: Path, image_tar: bytes, login_address: str, plain_http: None
+) -> Iterator[Registry]:
+    """A registry with an image with torch and PyG, ``team/torch:1``."""
+    if not suits(container_image):
         pytest.skip("the tier's image has another Python than this environment")
-    yield made
-    shutil.rmtree(folder)
+    with subprocess.Popen(packages(NOT_RUN), stdout=subprocess.PIPE) as writing:
+        zstd = ["zstd", "--quiet", "-1", "--threads=2"]
+        made = subprocess.run(zstd, stdin=writing.stdout, stdout=subprocess.PIPE, check=True)
+    with serve(address=login_address) as server:
+        server.image("1", image_tar, made.stdout, config={"Env": ["FROM_IMAGE=yes"]})
+        yield server
 
 
-@pytest.fixture(scope="module")
-def torch_image(root: Path) -> Path:
-    target = root.parent / "torch.sqsh"
-    options = [*squashfs.OPTIONS.split(), "-quiet", "-no-progress"]
-    subprocess.run(["mksquashfs", root, target, *options], check=True)
-    return target
-
-
-def train(image: str, *arguments: str, **env: str) -> tuple[dict[str, object], str]:
-    """The result of a small training, and what was said."""
+def train(image: str, *arguments: str, **env: str) -> str:
+    """Train a little; what was said."""
     ran = run(
-        TOOLKIT, "run", "--on=slurm", "--nodes=2", "--ntasks-per-node=2", "--json",
-        f"--image={image}", *arguments, "sage", "--epochs=1", **env,
+        TOOLKIT, "run", "--on=slurm", "--nodes=2", "--json", f"--image={image}", *arguments,
+        "sage", "--epochs=1", limit=LIMIT, **env,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3000:]
-    result: dict[str, object] = json.loads(ran.stdout)
-    return result, ran.stderr
+    result: dict[str, Any] = json.loads(ran.stdout)
+    assert (result["world_size"], result["hosts"]) == (2, ["node01", "node02"])
+    assert result["metrics"]["test_accuracy"] > 0.3
+    return ran.stderr
 
 
-def test_from_a_file(torch_image: Path) -> None:
-    result, _ = train(str(torch_image))
-    assert (result["world_size"], result["hosts"]) == (4, ["node01", "node02"])
-    metrics = result["metrics"]
-    assert isinstance(metrics, dict)
-    assert metrics["test_accuracy"] > 0.3
+@pytest.mark.parametrize("by", ["tag", "digest"])
+def test_from_a_registry_each_node_imports(registry: Registry, by: str) -> None:
+    (digest,) = (name for name in registry.manifests if name != "1")
+    image = f"{registry.host}/team/torch" + (":1" if by == "tag" else f"@{digest}")
+    registry.asked.clear()
+    train(image, ENROOT_SQUASH_OPTIONS=SQUASH)
+    wanted = "1" if by == "tag" else digest
+    assert f"GET /v2/team/torch/manifests/{wanted}" in registry.asked
+    assert registry.count("/manifests/") == 2 * registry.count(f"/manifests/{wanted}") // 2
+
+
+def test_from_a_file(registry: Registry) -> None:
+    folder = Path(os.environ["TOOLKIT_TESTBED_SHARED"], "torch-images")
+    name = f"{registry.host}/team/torch:1"
+    said = train(name, "--import", f"--images={folder}", ENROOT_ALLOW_HTTP="yes")
+    (path,) = folder.glob("sha256-*.sqsh")
+    assert f"using the imported file of {name}: {path}" in said
+    train(str(path), "--ntasks-per-node=1")
