@@ -90,8 +90,7 @@ def test_a_job_of_the_toolkit_agrees_with_the_hook(container_image: Path, config
         f"--image={container_image}", "--", "sh", "-c", "echo $RANK of $WORLD_SIZE",
     )  # fmt: skip
     outputs = []
-    for env in ({}, {"ENROOT_CONFIG_PATH": config}):
-        ran = run(*command, **env)
+    for ran in (run(*command), run(*command, ENROOT_CONFIG_PATH=config)):
         assert ran.returncode == 0, ran.stderr
         outputs.append(sorted(line.split("] ")[1] for line in ran.stdout.splitlines()))
     assert outputs == [[f"{rank} of 4" for rank in range(4)]] * 2

@@ -31,10 +31,12 @@ def registry(image_tar: bytes, login_address: str) -> Iterator[Registry]:
 
 
 @pytest.fixture
-def folder(request: pytest.FixtureRequest) -> Path:
+def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for images, and no layer downloaded before."""
     path = Path(os.environ["TOOLKIT_TESTBED_SHARED"], f"import-{request.node.name[:60]}")
     path.mkdir(mode=0o777)
     path.chmod(0o777)
+    monkeypatch.setenv("ENROOT_CACHE_PATH", str(path / "cache"))
     return path
 
 
@@ -129,7 +131,8 @@ def test_a_damaged_file_is_imported_again(registry: Registry, folder: Path) -> N
 def lines(job: subprocess.CompletedProcess[str]) -> list[str]:
     """What the ranks printed."""
     assert job.returncode == 0, job.stderr
-    return sorted(line.split("] ")[1] for line in job.stdout.splitlines())
+    said = (line.partition("] ")[2] for line in job.stdout.splitlines())
+    return sorted(line for line in said if not line.startswith("pyxis:"))
 
 
 SHOW = ("--", "sh", "-c", "echo $FROM_IMAGE from $SLURMD_NODENAME")
@@ -138,9 +141,7 @@ SHOWN = ["yes from node01", "yes from node02"]
 
 def test_import_on_a_compute_node_and_a_run_that_uses_it(registry: Registry, folder: Path) -> None:
     name = f"{registry.host}/team/img:1"
-    done = run(
-        TOOLKIT, "import", name, "--on=slurm", f"--images={folder}", ENROOT_ALLOW_HTTP="yes"
-    )
+    done = run(TOOLKIT, "import", name, "--on=slurm", f"--images={folder}", ENROOT_ALLOW_HTTP="yes")
     assert done.returncode == 0, done.stderr
     job = run(
         TOOLKIT, "run", "--on=slurm", "--nodes=2", f"--image={name}", f"--images={folder}",
@@ -190,8 +191,9 @@ def test_submit_imports_first(registry: Registry, folder: Path) -> None:
     assert registry.count("/blobs/") == 2, registry.asked
 
 
+@pytest.mark.usefixtures("plain_http")
 def test_a_tag_that_moved_is_not_started_from_the_old_file(
-    registry: Registry, folder: Path, image_tar: bytes, plain_http: None
+    registry: Registry, folder: Path, image_tar: bytes
 ) -> None:
     imported(registry, folder)
     registry.image("1", image_tar, config={"Env": ["FROM_IMAGE=new"]})

@@ -25,7 +25,10 @@ SQUASH = "-comp zstd -Xcompression-level 1"
 
 @pytest.fixture(scope="module")
 def registry(
-    container_image: Path, image_tar: bytes, login_address: str, plain_http: None
+    container_image: Path,
+    image_tar: bytes,
+    login_address: str,
+    plain_http: None,  # noqa: ARG001 - the nodes import from it
 ) -> Iterator[Registry]:
     """A registry with an image with torch and PyG, ``team/torch:1``."""
     if not suits(container_image):

@@ -308,7 +308,7 @@ def assert_same_graph(g: Graph, edges: NDArray[Any], x: NDArray[Any]) -> None:
         heard = g.indices[g.indptr[node] : g.indptr[node + 1]]
         assert heard.tolist() == edges[0][edges[1] == node].tolist()
     assert (g.x == x.astype(np.float32)).all()
-    assert (g.x.dtype, g.indices.dtype) == (np.float32, np.int32)
+    assert (g.x.dtype.name, g.indices.dtype.name) == ("float32", "int32")
 
 
 def make_public(name: str, root: Path, unpack: Callable[[Path], None]) -> Graph:
@@ -356,7 +356,7 @@ def test_ogbn_products_is_read_from_its_files(
         folder, splits = raw / "products/raw", raw / "products/split/sales_ranking"
         folder.mkdir(parents=True)
         splits.mkdir(parents=True)
-        tables = {
+        tables: dict[Path, NDArray[Any]] = {
             folder / "edge": EDGES.T,
             folder / "node-feat": x,
             folder / "node-label": (np.arange(21) % 4)[:, None],

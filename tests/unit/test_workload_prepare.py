@@ -212,7 +212,7 @@ def test_killed_at_any_moment_the_next_goes_on_where_they_stopped(
 
 
 def test_a_piece_that_fails_is_told_and_what_is_made_stays(tmp_path: Path) -> None:
-    made = []
+    made: list[str] = []
 
     def pieces(_: Path) -> dict[str, Callable[[], None]]:
         def full() -> None:

@@ -17,8 +17,8 @@ from toolkit.entrypoint import World, resolve
 from workloads import datasets
 from workloads.common import ranks as module
 from workloads.common.errors import WorkloadError
+from workloads.common.prepare import Recipe
 from workloads.common.ranks import RankError, Ranks
-from workloads.datasets import Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
