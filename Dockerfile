@@ -86,5 +86,8 @@ LABEL org.opencontainers.image.title="PyTorch + PyG for pyxis and enroot" \
 COPY toolkit/__init__.py /opt/toolkit/toolkit/__init__.py
 COPY toolkit/entrypoint /opt/toolkit/toolkit/entrypoint
 COPY workloads /opt/toolkit/workloads
+# Which build this is: `toolkit run` compares it with the one in image.lock, from inside the container.
+ARG TOOLKIT_IMAGE_BUILD=
+ENV TOOLKIT_IMAGE_BUILD=${TOOLKIT_IMAGE_BUILD}
 WORKDIR /workspace
 CMD ["python3"]

@@ -52,7 +52,8 @@ class JobSpec:
     """One job, in Slurm's and pyxis's own words.
 
     ``command`` is the user's; it is empty where ``workload`` names a built-in one. ``time`` is in
-    seconds. ``env`` holds the variables set by ``--env NAME=VALUE``, ``env_names`` those whose
+    seconds. ``container_build`` is what TOOLKIT_IMAGE_BUILD has to be in the container, where
+    that is known. ``env`` holds the variables set by ``--env NAME=VALUE``, ``env_names`` those whose
     value is taken from the environment when the job starts (``--env NAME``). From ``array`` to
     ``sbatch_args`` are what only a batch job has.
     """
@@ -80,6 +81,7 @@ class JobSpec:
     container_mount_home: bool = False
     container_writable: bool = False
     pyxis_flags: tuple[str, ...] = ()  #: those that the cluster's pyxis knows; empty for all
+    container_build: str = ""
     env: tuple[tuple[str, str], ...] = ()
     env_names: tuple[str, ...] = ()
     srun_args: tuple[str, ...] = ()

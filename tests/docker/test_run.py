@@ -65,3 +65,17 @@ def test_an_image_that_is_not_there_is_78(bed: Bed, tmp_path: Path) -> None:
     assert done.code == 78
     assert "none" in done.stderr
     assert left_over(bed) == []
+
+
+def test_the_image_says_which_build_it_is_and_another_one_is_refused(
+    bed: Bed, built: tuple[str, Ran], tmp_path: Path
+) -> None:
+    image, _ = built
+    build = bed.inside(image, "printenv", "TOOLKIT_IMAGE_BUILD").strip()
+    assert len(build) == 16
+    for asked, code in ((build, 0), ("0" * 16, 78)):
+        words = ("run", "--on", "docker", "--image", image, "-J", "run", "--runs", tmp_path)
+        more = ("--env", f"TOOLKIT_EXPECTED_BUILD={asked}", "--", "true")
+        done = bed.toolkit(*words, *more)
+        assert done.code == code, done.stderr
+    assert f"runs in build '{build}' of the image, not in '{'0' * 16}'" in done.stderr

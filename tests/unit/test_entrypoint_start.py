@@ -143,6 +143,26 @@ def test_arguments_arrive_as_they_are(pyz: Path) -> None:
     assert done.stdout.decode().split("\0")[:-1] == arguments
 
 
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        ("0123456789abcdef", b""),
+        ("fedcba9876543210", b"runs in build 'fedcba9876543210' of the image, not in '01234"),
+        (None, b"may ignore --container-image"),
+        ("", b"may ignore --container-image"),
+    ],
+)
+def test_a_job_in_another_image_than_was_asked_for_does_not_start(
+    pyz: Path, found: str | None, text: bytes
+) -> None:
+    says = {} if found is None else {"TOOLKIT_IMAGE_BUILD": found}
+    ran = run(pyz, "--", "echo", "ran", TOOLKIT_EXPECTED_BUILD="0123456789abcdef", **says)
+    assert (ran.returncode, ran.stdout) == ((78, b"") if text else (0, b"ran\n"))
+    assert text in ran.stderr
+    # Where nothing was asked for, any image will do.
+    assert run(pyz, "--", "true", **says).returncode == 0
+
+
 def test_exit_codes_are_the_commands_own(pyz: Path) -> None:
     assert run(pyz, "--", "sh", "-c", "exit 3").returncode == 3
     assert run(pyz, "--", "sh", "-c", "kill -9 $$").returncode == -9

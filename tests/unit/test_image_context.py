@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 from toolkit.errors import UsageError
-from toolkit.image.context import human, included, root_only, scan, secret_like
+from toolkit.image.context import digest, human, included, root_only, scan, secret_like
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -143,3 +145,23 @@ def test_sizes_are_shown_as_docker_shows_them() -> None:
         "1.14 GB",
         "9000 GB",
     ]
+
+
+def test_a_build_is_named_by_what_it_is_made_from(tmp_path: Path) -> None:
+    def made(folder: Path, **changed: str) -> str:
+        files = {"Dockerfile": "FROM a", "code.py": "1", ".dockerignore": "*\n!code.py", "x": "1"}
+        folder.mkdir()
+        for name, text in (files | changed).items():
+            (folder / name).write_text(text)
+        return digest(folder, folder / "Dockerfile", {"VARIANT": "cpu"})
+
+    first = made(tmp_path / "a")
+    assert re.fullmatch("[0-9a-f]{16}", first)
+    os.utime(tmp_path / "a/code.py", (1, 1))
+    assert digest(tmp_path / "a", tmp_path / "a/Dockerfile", {"VARIANT": "cpu"}) == first
+    assert made(tmp_path / "b", x="2") == first  # not sent, so not in the image
+    assert made(tmp_path / "c", **{"code.py": "2"}) != first
+    assert made(tmp_path / "d", Dockerfile="FROM b") != first
+    assert digest(tmp_path / "a", tmp_path / "a/Dockerfile", {"VARIANT": "cuda"}) != first
+    (tmp_path / "a/code.py").chmod(0o755)
+    assert digest(tmp_path / "a", tmp_path / "a/Dockerfile", {"VARIANT": "cpu"}) != first

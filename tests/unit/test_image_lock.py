@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from toolkit.errors import UsageError
 from toolkit.image.lock import FILE_NAME, Lock, pinned, read, write
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
-LOCK = Lock("registry.example.com:5005/team/pyg:1", DIGEST, "linux/amd64", {"torch": "2.13.0"})
+BUILD = "0123456789abcdef"
+LOCK = Lock(
+    "registry.example.com:5005/team/pyg:1", DIGEST, "linux/amd64", {"torch": "2.13.0"}, BUILD
+)
 LOCKED = f"registry.example.com:5005/team/pyg@{DIGEST}"
 
 
@@ -37,7 +41,7 @@ def test_only_the_image_that_was_pushed_is_pinned(
 ) -> None:
     assert pinned(image, tmp_path) is None, "without a lock nothing is pinned"
     write(LOCK, tmp_path)
-    assert pinned(image, tmp_path) == found
+    assert pinned(image, tmp_path) == (found and (found, "0123456789abcdef"))
 
 
 def test_a_run_starts_the_pushed_image_by_its_digest(tmp_path: Path) -> None:
@@ -47,6 +51,16 @@ def test_a_run_starts_the_pushed_image_by_its_digest(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert f"--container-image=registry.example.com:5005#team/pyg:{DIGEST}" in ran.stdout
     assert FILE_NAME in ran.stderr
+    assert f"TOOLKIT_EXPECTED_BUILD={BUILD}" in ran.stdout
+
+
+def test_a_lock_without_a_build_asks_for_none(tmp_path: Path) -> None:
+    write(replace(LOCK, build=""), tmp_path)
+    assert "build" not in (tmp_path / FILE_NAME).read_text()
+    words = ("run", "--dry-run", "--on", "slurm", "--image", LOCK.reference, "--", "true")
+    ran = toolkit(tmp_path, *words)
+    assert ran.returncode == 0, ran.stderr
+    assert "TOOLKIT_EXPECTED_BUILD" not in ran.stdout
 
 
 def test_a_damaged_lock_is_named(tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ def _configured(settings: Mapping[str, Setting]) -> str:
     if "container_image" not in settings:
         raise UsageError("toolkit import: name an image, or give --clean.")
     name = str(settings["container_image"].value)
-    return lock.pinned(name, Path.cwd()) or name
+    found = lock.pinned(name, Path.cwd())
+    return found[0] if found else name
 
 
 def fetch(

@@ -102,6 +102,7 @@ def push_and_lock(
         digest=digest,
         platform=f"{attrs['Os']}/{attrs['Architecture']}",
         versions=versions or locks.declared_versions(attrs["Config"]),
+        build=locks.declared_build(attrs["Config"]),
     )
     path = locks.write(lock, Path.cwd())
     typer.echo(f"recorded in {path.name}", err=True)

@@ -134,11 +134,12 @@ def _pinned(spec: JobSpec) -> JobSpec:
         return spec
     from toolkit.image import lock
 
-    image = lock.pinned(spec.container_image, Path.cwd())
-    if image is None:
+    found = lock.pinned(spec.container_image, Path.cwd())
+    if found is None:
         return spec
+    image, build = found
     view.message(f"{lock.FILE_NAME}: {spec.container_image} is {image}")
-    return replace(spec, container_image=image)
+    return replace(spec, container_image=image, container_build=build)
 
 
 def _imported(

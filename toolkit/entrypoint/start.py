@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from toolkit.entrypoint.rendezvous import is_local_target
-from toolkit.entrypoint.world import Variables
+from toolkit.entrypoint.world import EntrypointError, Variables, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 NOT_FOUND = 127  # what a shell ends with
 NOT_EXECUTABLE = 126
+NOT_THE_IMAGE = 78  # toolkit.errors.UnavailableError
 MANY_RANKS = 256  # below, the usual limit of 1,024 open files is enough
 
 
@@ -34,6 +35,7 @@ def start(
         # What all ranks would say, rank 0 says; what differs from node to node, a rank of each.
         if world.rank == 0 or (world.local_rank == 0 and warning in world.node_warnings):
             say(f"rank {world.rank}: warning: {warning}.")
+    check_image(world, variables)
     if needs_checks(variables):
         from toolkit.entrypoint.checks import check_rendezvous
 
@@ -74,6 +76,28 @@ def allow_connections(world: World, say: Callable[[str], None]) -> None:
             f"and rank 0 needs a connection to each of {world.world_size} ranks. Have the hard "
             "limit raised to twice as many or more."
         )
+
+
+def check_image(world: World, variables: Variables) -> None:
+    """Compare the image that this runs in with the one that was asked for, by what it says itself.
+
+    Raises:
+        EntrypointError: it is another build, or this runs in no container at all (78).
+    """
+    expected, found = variables.get("TOOLKIT_EXPECTED_BUILD"), variables.get("TOOLKIT_IMAGE_BUILD")
+    if expected in (None, found):
+        return
+    if found:
+        what = f"runs in build {quote(found)} of the image, not in {quote(expected)}"
+        why = "A container of that name may be an older one, or the file was not imported again."
+    else:
+        what = f"does not run in build {quote(expected)} of the image: TOOLKIT_IMAGE_BUILD is unset"
+        why = "The cluster may ignore --container-image, or start another image."
+    raise EntrypointError(
+        f"rank {world.rank} {what} (image.lock asks for it). {why}",
+        NOT_THE_IMAGE,
+        world.rank,
+    )
 
 
 def needs_checks(variables: Variables) -> bool:

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from toolkit.errors import BuildError, UsageError
 from toolkit.image import buildkit, reference, versions
-from toolkit.image.lock import PYG_LABEL
+from toolkit.image.context import digest
+from toolkit.image.lock import BUILD_VARIABLE, PYG_LABEL
 from toolkit.image.stream import TAIL, View, failure, short
 
 if TYPE_CHECKING:
@@ -97,9 +98,14 @@ def make_spec(
     labels = {"org.opencontainers.image.version": tag, **source_labels(root)}
     if "torch-geometric" in pins and not base:  # a base may bring its own
         labels[PYG_LABEL] = pins["torch-geometric"]
+    dockerfile = (file or context / "Dockerfile").resolve()
+    # A Dockerfile of the user's may do without, and an argument that is not used is a warning.
+    if dockerfile.is_file() and BUILD_VARIABLE in dockerfile.read_text("utf-8"):
+        decides = {**arguments, "platform": platform or ""}
+        arguments[BUILD_VARIABLE] = digest(root, dockerfile, decides)
     return BuildSpec(
         context=root,
-        dockerfile=(file or context / "Dockerfile").resolve(),
+        dockerfile=dockerfile,
         tag=f"{repository}:{tag}",
         build_args=arguments,
         labels=labels,

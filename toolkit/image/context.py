@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import stat
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -11,7 +14,7 @@ from typing import TYPE_CHECKING
 from toolkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 LARGE = 200 * 1000**2  # bytes; what takes seconds to send, on every build
 LARGEST_SHOWN = 5
@@ -81,6 +84,28 @@ def scan(root: Path, dockerfile: Path) -> Context:
         warnings.append("the history in .git is sent too; list .git in .dockerignore")
     warnings += root_only(patterns, sizes)
     return Context(files=len(sizes), size=total, largest=largest, warnings=tuple(warnings))
+
+
+def digest(root: Path, dockerfile: Path, more: Mapping[str, str]) -> str:
+    """Name what a build is made from: 16 hexadecimal digits, the same for the same content.
+
+    Args:
+        root: the context; all that ``.dockerignore`` lets through counts, by name, mode and bytes.
+        dockerfile: counts too.
+        more: what else decides the build, by name.
+    """
+    ignore = root / ".dockerignore"
+    patterns = ignore_patterns(ignore.read_text(encoding="utf-8")) if ignore.is_file() else []
+    found = hashlib.sha256(json.dumps([dockerfile.read_text("utf-8"), dict(more)]).encode())
+    for path in included(root, patterns, dockerfile):
+        info = (root / path).lstat()
+        found.update(f"{path}\0{info.st_mode & 0o111:o}\0".encode())
+        if stat.S_ISREG(info.st_mode):
+            with (root / path).open("rb") as file:
+                found.update(hashlib.file_digest(file, "sha256").digest())
+        elif stat.S_ISLNK(info.st_mode):
+            found.update(os.fsencode((root / path).readlink()))
+    return found.hexdigest()[:16]
 
 
 def included(root: Path, patterns: Sequence[str], dockerfile: Path) -> list[str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FILE_NAME = "image.lock"
+BUILD_VARIABLE = "TOOLKIT_IMAGE_BUILD"
 PYG_LABEL = "org.pyg.version"
 HEAD = "# Written by `toolkit push`. `toolkit run` starts exactly this image; commit this file.\n"
 
@@ -32,6 +33,14 @@ class Lock:
     platform: str
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of Python, torch and PyG in the image, as far as they are known."""
+    build: str = ""
+    """The image's own TOOLKIT_IMAGE_BUILD, which can be seen from inside; its digest cannot."""
+
+
+def declared_build(config: Mapping[str, Any]) -> str:
+    """Which build an image says that it is; empty where it does not."""
+    environ = dict(entry.partition("=")[::2] for entry in config.get("Env") or [])
+    return str(environ.get(BUILD_VARIABLE, ""))
 
 
 def declared_versions(config: Mapping[str, Any]) -> dict[str, str]:
@@ -50,7 +59,9 @@ def write(lock: Lock, folder: Path) -> Path:
             ("reference", lock.reference),
             ("digest", lock.digest),
             ("platform", lock.platform),
+            ("build", lock.build),
         )
+        if value
     )
     if lock.versions:
         # A JSON string is a TOML string too.
@@ -70,8 +81,8 @@ def write(lock: Lock, folder: Path) -> Path:
     return path
 
 
-def pinned(image: str, folder: Path) -> str | None:
-    """``image`` by the digest in ``folder``'s lock; None where the lock is of another image.
+def pinned(image: str, folder: Path) -> tuple[str, str] | None:
+    """``image`` by the digest in ``folder``'s lock, and its build; None for another image's lock.
 
     Raises:
         UsageError: Where the image or the lock cannot be read.
@@ -84,7 +95,7 @@ def pinned(image: str, folder: Path) -> str | None:
     # Docker's spelling is one for all that mean the same, "pyg" and "docker.io/library/pyg:latest".
     if named.push_target() != locked.push_target():
         return None
-    return replace(locked, digest=lock.digest).docker()
+    return replace(locked, digest=lock.digest).docker(), lock.build
 
 
 def read(folder: Path) -> Lock | None:
@@ -101,6 +112,7 @@ def read(folder: Path) -> Lock | None:
             digest=table["digest"],
             platform=table["platform"],
             versions=table.get("versions", {}),
+            build=table.get("build", ""),
         )
     except FileNotFoundError:
         return None

@@ -208,6 +208,8 @@ def variables(spec: JobSpec, run_dir: str, fresh: str = "") -> dict[str, str]:
     own = {"TOOLKIT_TARGET": "slurm", "TOOLKIT_RUN_DIR": run_dir, "PYTHONUNBUFFERED": "1"}
     if spec.container_image is not None and spec.container_mount_home:
         own["PYTHONNOUSERSITE"] = "1"  # ~/.local is the login node's, for another Python
+    if spec.container_build:
+        own["TOOLKIT_EXPECTED_BUILD"] = spec.container_build
     if spec.rendezvous == "file":
         if set("?#") & set(run_dir):
             msg = f"--rendezvous file: {run_dir} has a ? or #, which cuts a file:// address short."

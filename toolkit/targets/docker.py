@@ -75,6 +75,8 @@ def compose(
         "PYTHONUNBUFFERED": "1",
         **dict(spec.env),
     }
+    if spec.container_build:
+        env["TOOLKIT_EXPECTED_BUILD"] = spec.container_build
     if spec.rendezvous == "file":
         env["TOOLKIT_INIT_METHOD"] = f"file://{environment.RUN_DIR}/rendezvous"
     names = [f"{path.name}-node{node}" for node in range(spec.nodes)]
