@@ -53,9 +53,9 @@ class JobSpec:
 
     ``command`` is the user's; it is empty where ``workload`` names a built-in one. ``time`` is in
     seconds. ``container_build`` is what TOOLKIT_IMAGE_BUILD has to be in the container, where
-    that is known. ``env`` holds the variables set by ``--env NAME=VALUE``, ``env_names`` those whose
-    value is taken from the environment when the job starts (``--env NAME``). From ``array`` to
-    ``sbatch_args`` are what only a batch job has.
+    that is known. ``env`` holds the variables set by ``--env NAME=VALUE``, ``env_names`` those
+    whose value is taken from the environment when the job starts (``--env NAME``). From ``array``
+    to ``sbatch_args`` are what only a batch job has.
     """
 
     command: tuple[str, ...] = ()
