@@ -377,6 +377,25 @@ def test_ogbn_products_is_read_from_its_files(
     assert (g.num_classes, len(g.test)) == (4, 6)
 
 
+@pytest.mark.parametrize("damage", ["cut", "rows", "missing", "short", "beyond"])
+def test_damaged_downloads_are_told_with_what_to_remove(tmp_path: Path, damage: str) -> None:
+    def unpack(raw: Path) -> None:
+        x = np.zeros((20 if damage == "rows" else 21, 5))
+        more = {} if damage == "missing" else {"node_types": np.arange(21) % 3 + 1}
+        save: Any = np.savez
+        save(raw / "reddit_data.npz", feature=x, label=np.arange(21) % 4, **more)
+        row, col = EDGES + (20 if damage == "beyond" else 0)
+        np.savez(raw / "reddit_graph.npz", row=row[: 9 if damage == "short" else None], col=col)
+        if damage == "cut":
+            content = (raw / "reddit_graph.npz").read_bytes()
+            (raw / "reddit_graph.npz").write_bytes(content[: len(content) // 2])
+
+    with pytest.raises(WorkloadError, match=r"reddit: .* damaged .*remove .*\.reddit-v1\.part"):
+        make_public("reddit", tmp_path, unpack)
+    (left,) = tmp_path.iterdir()
+    assert not [path for path in left.glob("*-*.npy") if path.stem.count("-")]
+
+
 def test_memory_does_not_grow_with_what_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

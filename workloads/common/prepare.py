@@ -251,10 +251,15 @@ def _make(root: Path, recipe: Recipe, crew: _Crew, passed_over: list[Path]) -> N
         for lock in passed_over:
             lock.unlink(missing_ok=True)
     with _cleanup_on_sigterm():
-        if recipe.pieces:
-            _make_by_pieces(root, recipe, crew)
-        else:
+        if not recipe.pieces:
             _make_at_once(root, recipe)
+            return
+        try:
+            _make_by_pieces(root, recipe, crew)
+        except FileNotFoundError:
+            # This process was taken for dead and was not, and another one has finished.
+            if not _is_there(root, recipe.name):
+                raise
 
 
 def _make_at_once(root: Path, recipe: Recipe) -> None:

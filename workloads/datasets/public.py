@@ -15,7 +15,9 @@ import math
 import shutil
 import socket
 import sys
+import uuid
 import zipfile
+import zlib
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from workloads.common.prepare import Pieces
 
 SILENCE = 60.0  # seconds without a byte after which a download has failed
+DAMAGE = (zipfile.BadZipFile, gzip.BadGzipFile, zlib.error)
 PART = 1 << 21  # numbers in memory at a time
 
 
@@ -64,7 +67,7 @@ def recipe(name: str, version: int) -> Recipe:
     return Recipe(
         f"{name}-v{version}",
         partial(_download, name=name, url=source.url),
-        lambda folder: source.pieces(folder, folder / "raw"),
+        partial(_pieces, name=name, source=source),
         _finish,
     )
 
@@ -95,6 +98,23 @@ def _download(folder: Path, name: str, url: str) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _pieces(folder: Path, name: str, source: Source) -> Pieces:
+    """The pieces of a source, which say what to do where the files are not what they should be."""
+
+    def checked(make: Callable[[], None]) -> None:
+        try:
+            make()
+        except (ValueError, KeyError, EOFError, StopIteration, *DAMAGE) as error:
+            msg = (
+                f"{name}: the files that were downloaded to {folder / 'raw'} are damaged "
+                f"({type(error).__name__}: {error}); remove {folder} and run again"
+            )
+            raise WorkloadError(msg) from error
+
+    made = source.pieces(folder, folder / "raw")
+    return {piece: partial(checked, make) for piece, make in made.items()}
+
+
 def _finish(folder: Path) -> None:
     finish_graph(folder, int(np.load(folder / "y.npy").max()) + 1)
     shutil.rmtree(folder / "raw", ignore_errors=True)
@@ -104,14 +124,14 @@ def _reddit(folder: Path, raw: Path) -> Pieces:
     nodes, graph = raw / "reddit_data.npz", raw / "reddit_graph.npz"
 
     def labels() -> None:
-        save_array(folder, "y", _whole(nodes, "label"))
+        _save(folder, "y", _whole(nodes, "label"))
         kind = _whole(nodes, "node_types")
         for number, name in enumerate(("train", "val", "test"), 1):
-            save_array(folder, name, (kind == number).nonzero()[0].astype(index_dtype(len(kind))))
+            _save(folder, name, (kind == number).nonzero()[0].astype(index_dtype(len(kind))))
 
     def features() -> None:
-        with _member(nodes, "feature") as (shape, parts):
-            write_table(folder, "x", shape, parts)
+        with _member(nodes, "feature") as (shape, parts), _member(nodes, "label") as (labelled, _):
+            write_table(folder, "x", (labelled[0], *shape[1:]), parts)
 
     def edges() -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         with _member(graph, "row") as (_, row), _member(graph, "col") as (_, col):
@@ -132,11 +152,11 @@ def _ogbn_products(folder: Path, raw: Path) -> Pieces:
 
     def labels() -> None:
         parts = list(_rows(files / "node-label.csv.gz", np.int64, 1))
-        save_array(folder, "y", np.concatenate(parts)[:, 0].astype(np.int16))
+        _save(folder, "y", np.concatenate(parts)[:, 0].astype(np.int16))
         for name, file in (("train", "train"), ("val", "valid"), ("test", "test")):
             parts = list(_rows(splits / f"{file}.csv.gz", np.int64, 1))
             nodes = np.concatenate(parts)[:, 0]
-            save_array(folder, name, nodes.astype(index_dtype(num_nodes())))
+            _save(folder, name, nodes.astype(index_dtype(num_nodes())))
 
     def features() -> None:
         parts = _rows(files / "node-feat.csv.gz", np.float32, 128)
@@ -171,14 +191,27 @@ def write_table(
     Raises:
         ValueError: They are not as many as the shape says.
     """
-    create_array(folder, name, shape, np.float32)
-    written = 0
-    for part in (one for several in parts for one in several):
-        write_rows(folder, name, written, part)
-        written += len(part)
-    if written != shape[0]:
-        msg = f"{name} has {written} rows, not {shape[0]}"
-        raise ValueError(msg)
+    with _whole_or_not(folder, name) as unfinished:
+        create_array(folder, unfinished, shape, np.float32)
+        written = 0
+        for part in (one for several in parts for one in several):
+            if written + len(part) <= shape[0]:
+                write_rows(folder, unfinished, written, part)
+            written += len(part)
+        if written != shape[0]:
+            msg = f"{name} has {written} rows, not {shape[0]}"
+            raise ValueError(msg)
+
+
+@contextlib.contextmanager
+def _whole_or_not(folder: Path, name: str) -> Iterator[str]:
+    """Give another name to write an array under, and then its own: two may write it at a time."""
+    unfinished = f"{name}-{uuid.uuid4().hex}"
+    try:
+        yield unfinished
+        (folder / f"{unfinished}.npy").replace(folder / f"{name}.npy")
+    finally:
+        (folder / f"{unfinished}.npy").unlink(missing_ok=True)
 
 
 def write_edges(
@@ -192,25 +225,35 @@ def write_edges(
         folder: Where to.
         num_nodes: How many nodes there are.
         edges: Starts anew at each call: parts of the sources, and of the targets.
+
+    Raises:
+        ValueError: They are not edges between so many nodes.
     """
     degree = np.zeros(num_nodes, dtype=np.int64)
-    for _, target in edges():
+    for source, target in edges():
+        if len(source) != len(target) or (len(source) and source.max() >= num_nodes):
+            msg = f"an edge has one end, or one that is none of the {num_nodes} nodes"
+            raise ValueError(msg)
         degree += np.bincount(target, minlength=num_nodes)
     indptr = np.concatenate([[0], np.cumsum(degree)])
-    save_array(folder, "indptr", indptr)
-    create_array(folder, "indices", (int(indptr[-1]),), index_dtype(num_nodes))
-    if not indptr[-1]:
-        return  # a file without content cannot be mapped
-    indices = np.load(folder / "indices.npy", mmap_mode="r+")
-    free = indptr[:-1].copy()
-    for source, target in edges():
-        order = np.argsort(target, kind="stable")
-        target = target[order]  # noqa: PLW2901 - the same edges, sorted
-        # The place of an edge among those of this part with the same target.
-        place = np.arange(len(target)) - np.searchsorted(target, target)
-        indices[free[target] + place] = source[order]
-        free += np.bincount(target, minlength=num_nodes)
-    indices.flush()
+    _save(folder, "indptr", indptr)
+    with _whole_or_not(folder, "indices") as unfinished:
+        create_array(folder, unfinished, (int(indptr[-1]),), index_dtype(num_nodes))
+        indices = np.load(folder / f"{unfinished}.npy", mmap_mode="r+")
+        free = indptr[:-1].copy()
+        for source, target in edges():
+            order = np.argsort(target, kind="stable")
+            target = target[order]  # noqa: PLW2901 - the same edges, sorted
+            # The place of an edge among those of this part with the same target.
+            place = np.arange(len(target)) - np.searchsorted(target, target)
+            indices[free[target] + place] = source[order]
+            free += np.bincount(target, minlength=num_nodes)
+        indices.flush()
+
+
+def _save(folder: Path, name: str, array: NDArray[Any]) -> None:
+    with _whole_or_not(folder, name) as unfinished:
+        save_array(folder, unfinished, array)
 
 
 @contextlib.contextmanager
