@@ -8,6 +8,8 @@ at a time, so that memory holds a rank's own outputs and a few columns of all no
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import uuid
 from pathlib import Path
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 ROWS = 8192  # nodes at a time, so that what is made of the mapped features stays small
 COLUMNS = 64  # exchanged at a time: a row of them is a few cache lines
+_TABLES = itertools.count()  # all ranks make their tables in the same order
 
 
 class Exchange:
@@ -108,20 +111,21 @@ def _shared_memory(ranks: Ranks, size: int) -> Tensor | None:
     It is a file without a name, so nothing is left behind, and it needs no room in /dev/shm, which
     is 64 MB in many containers.
     """
-    key = f"inference/{uuid.uuid5(uuid.NAMESPACE_OID, str(size))}/{ranks.world.node_rank}"
-    memory, name, file = None, f"toolkit-{uuid.uuid4()}", -1
-    try:
-        if ranks.world.local_rank == 0:
+    key = f"inference/{next(_TABLES)}/{ranks.world.node_rank}"
+    memory, name, file, path = None, f"toolkit-{uuid.uuid4()}", -1, ""
+    # torch raises RuntimeError where a file cannot be opened or mapped.
+    if ranks.world.local_rank == 0:
+        with contextlib.suppress(OSError, RuntimeError):
             file = os.memfd_create(name)
             memory = torch.from_file(f"/proc/self/fd/{file}", shared=True, size=size)
-            ranks.store.set(key, f"{name} /proc/{os.getpid()}/fd/{file}")
-        else:
-            name, path = ranks.store.get(key).decode().split()
+            path = f"/proc/{os.getpid()}/fd/{file}"
+        ranks.store.set(key, f"{name} {path}")
+    else:
+        name, _, path = ranks.store.get(key).decode().partition(" ")
+        with contextlib.suppress(OSError, RuntimeError):
             # The same number may be another process in this rank's own container.
-            if name in str(Path(path).readlink()):
+            if path and name in str(Path(path).readlink()):
                 memory = torch.from_file(path, shared=True, size=size)
-    except OSError:
-        pass
     (missing,) = ranks.sum(memory is None)
     if file >= 0:
         os.close(file)
