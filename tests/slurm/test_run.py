@@ -215,7 +215,8 @@ def test_a_tutorials_script_runs_unmodified(shared: Path, options: tuple[str, ..
 def test_jobs_and_steps_at_once_do_not_collide(shared: Path) -> None:
     name = script(shared, TUTORIAL)
     words = ["run", "-N", "2", "--ntasks-per-node", "2", "--", sys.executable, name]
-    inside = f"for i in 1 2; do {TOOLKIT} {' '.join(words)} & done; wait -n && wait -n"
+    line = f"{TOOLKIT} {' '.join(words)}"
+    inside = f"{line} & first=$!; {line} && wait $first"
     commands = ([TOOLKIT, *words], ["salloc", "-N2", "-n4", "bash", "-c", inside])
     runs = [
         subprocess.Popen(
