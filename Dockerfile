@@ -87,7 +87,8 @@ COPY toolkit/__init__.py /opt/toolkit/toolkit/__init__.py
 COPY toolkit/entrypoint /opt/toolkit/toolkit/entrypoint
 COPY workloads /opt/toolkit/workloads
 # Which build this is: `toolkit run` compares it with the one in image.lock, from inside the container.
-ARG TOOLKIT_IMAGE_BUILD=
-ENV TOOLKIT_IMAGE_BUILD=${TOOLKIT_IMAGE_BUILD}
+# The argument has another name, since a variable that the base has would win over one of the same.
+ARG IMAGE_BUILD=
+ENV TOOLKIT_IMAGE_BUILD=${IMAGE_BUILD}
 WORKDIR /workspace
 CMD ["python3"]

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 from toolkit.errors import BuildError, UsageError
 from toolkit.image import buildkit, reference, versions
 from toolkit.image.context import digest
-from toolkit.image.lock import BUILD_VARIABLE, PYG_LABEL
+from toolkit.image.lock import BUILD_ARGUMENT, BUILD_VARIABLE, PYG_LABEL
 from toolkit.image.stream import TAIL, View, failure, short
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def make_spec(
     # A Dockerfile of the user's may do without, and an argument that is not used is a warning.
     if dockerfile.is_file() and BUILD_VARIABLE in dockerfile.read_text("utf-8"):
         decides = {**arguments, "platform": platform or ""}
-        arguments[BUILD_VARIABLE] = digest(root, dockerfile, decides)
+        arguments[BUILD_ARGUMENT] = digest(root, dockerfile, decides)
     return BuildSpec(
         context=root,
         dockerfile=dockerfile,

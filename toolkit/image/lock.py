@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "image.lock"
 BUILD_VARIABLE = "TOOLKIT_IMAGE_BUILD"
+BUILD_ARGUMENT = "IMAGE_BUILD"
 PYG_LABEL = "org.pyg.version"
 HEAD = "# Written by `toolkit push`. `toolkit run` starts exactly this image; commit this file.\n"
 
