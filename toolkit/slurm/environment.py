@@ -161,6 +161,10 @@ def uneven(spec: JobSpec, job: Allocation) -> tuple[str, ...]:
     return tuple(job.hosts[node] for node in chosen for _ in range(spec.ntasks_per_node))
 
 
+# What a run around this one has set, or the image that it runs in.
+_OF_THIS_RUN = ("TOOLKIT_INIT_METHOD", "TOOLKIT_EXPECTED_BUILD", "TOOLKIT_IMAGE_BUILD")
+
+
 def outer(environ: Mapping[str, str], spec: JobSpec, *, step: bool = False) -> tuple[str, ...]:
     """Names in ``environ`` that must not reach Slurm's commands or the ranks, sorted.
 
@@ -178,7 +182,7 @@ def outer(environ: Mapping[str, str], spec: JobSpec, *, step: bool = False) -> t
             return False
         if name in _MASTER:
             return is_rank or (name == "MASTER_ADDR" and not step)
-        return name.startswith(_LAUNCHERS) or name in _RANKS or name == "TOOLKIT_INIT_METHOD"
+        return name.startswith(_LAUNCHERS) or name in _RANKS or name in _OF_THIS_RUN
 
     return tuple(sorted(filter(drop, environ)))
 
