@@ -163,5 +163,8 @@ def test_a_build_is_named_by_what_it_is_made_from(tmp_path: Path) -> None:
     assert made(tmp_path / "c", **{"code.py": "2"}) != first
     assert made(tmp_path / "d", Dockerfile="FROM b") != first
     assert digest(tmp_path / "a", tmp_path / "a/Dockerfile", {"VARIANT": "cuda"}) != first
+    (tmp_path / "a/Dockerfile").write_bytes(b"FROM a # \xff")
+    assert digest(tmp_path / "a", tmp_path / "a/Dockerfile", {}) != first
+    (tmp_path / "a/Dockerfile").write_text("FROM a")
     (tmp_path / "a/code.py").chmod(0o755)
     assert digest(tmp_path / "a", tmp_path / "a/Dockerfile", {"VARIANT": "cpu"}) != first

@@ -100,7 +100,7 @@ def make_spec(
         labels[PYG_LABEL] = pins["torch-geometric"]
     dockerfile = (file or context / "Dockerfile").resolve()
     # A Dockerfile of the user's may do without, and an argument that is not used is a warning.
-    if dockerfile.is_file() and BUILD_VARIABLE in dockerfile.read_text("utf-8"):
+    if dockerfile.is_file() and BUILD_VARIABLE.encode() in dockerfile.read_bytes():
         decides = {**arguments, "platform": platform or ""}
         arguments[BUILD_ARGUMENT] = digest(root, dockerfile, decides)
     return BuildSpec(

@@ -55,8 +55,7 @@ def scan(root: Path, dockerfile: Path) -> Context:
             f"there is no Dockerfile at {str(dockerfile)!r}: name yours with --file, "
             "or copy the toolkit's own as a start"
         )
-    ignore = root / ".dockerignore"
-    patterns = ignore_patterns(ignore.read_text(encoding="utf-8")) if ignore.is_file() else []
+    patterns = _patterns(root)
     sizes: dict[str, int] = {}
     for path in included(root, patterns, dockerfile):
         info = (root / path).lstat()
@@ -66,7 +65,7 @@ def scan(root: Path, dockerfile: Path) -> Context:
     largest = _largest(sizes)
     total = sum(sizes.values())
     warnings = []
-    if not ignore.is_file():
+    if not (root / ".dockerignore").is_file():
         warnings.append(
             f"there is no .dockerignore in {root}, so all of it is sent; write one that starts "
             "with `*` and lets through only what the Dockerfile copies (`!src`)"
@@ -93,19 +92,35 @@ def digest(root: Path, dockerfile: Path, more: Mapping[str, str]) -> str:
         root: the context; all that ``.dockerignore`` lets through counts, by name, mode and bytes.
         dockerfile: counts too.
         more: what else decides the build, by name.
+
+    Raises:
+        UsageError: Where a file cannot be read.
     """
-    ignore = root / ".dockerignore"
-    patterns = ignore_patterns(ignore.read_text(encoding="utf-8")) if ignore.is_file() else []
-    found = hashlib.sha256(json.dumps([dockerfile.read_text("utf-8"), dict(more)]).encode())
-    for path in included(root, patterns, dockerfile):
-        info = (root / path).lstat()
-        found.update(f"{path}\0{info.st_mode & 0o111:o}\0".encode())
-        if stat.S_ISREG(info.st_mode):
-            with (root / path).open("rb") as file:
-                found.update(hashlib.file_digest(file, "sha256").digest())
-        elif stat.S_ISLNK(info.st_mode):
-            found.update(os.fsencode((root / path).readlink()))
+    found = hashlib.sha256(json.dumps(dict(more)).encode() + dockerfile.read_bytes())
+    try:
+        for path in included(root, _patterns(root), dockerfile):
+            info = (root / path).lstat()
+            found.update(os.fsencode(f"{path}\0{info.st_mode & 0o111:o}\0"))
+            if stat.S_ISREG(info.st_mode):
+                with (root / path).open("rb") as file:
+                    found.update(hashlib.file_digest(file, "sha256").digest())
+            elif stat.S_ISLNK(info.st_mode):
+                found.update(os.fsencode((root / path).readlink()))
+    except OSError as error:
+        raise _unreadable(root, error) from error
     return found.hexdigest()[:16]
+
+
+def _unreadable(root: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"build context {str(root)!r}: {error.filename} cannot be read ({error.strerror}); "
+        "list it in .dockerignore"
+    )
+
+
+def _patterns(root: Path) -> list[str]:
+    ignore = root / ".dockerignore"
+    return ignore_patterns(ignore.read_text(encoding="utf-8")) if ignore.is_file() else []
 
 
 def included(root: Path, patterns: Sequence[str], dockerfile: Path) -> list[str]:
@@ -118,10 +133,7 @@ def included(root: Path, patterns: Sequence[str], dockerfile: Path) -> list[str]
     try:
         return sorted(exclude_paths(str(root), list(patterns), name))
     except OSError as error:
-        raise UsageError(
-            f"build context {str(root)!r}: {error.filename} cannot be read ({error.strerror}); "
-            "list it in .dockerignore"
-        ) from error
+        raise _unreadable(root, error) from error
 
 
 def ignore_patterns(text: str) -> list[str]:

@@ -73,10 +73,9 @@ def compose(
         "TOOLKIT_RUN_DIR": environment.RUN_DIR,
         **local.step(spec, machine),
         "PYTHONUNBUFFERED": "1",
+        **({"TOOLKIT_EXPECTED_BUILD": spec.container_build} if spec.container_build else {}),
         **dict(spec.env),
     }
-    if spec.container_build:
-        env["TOOLKIT_EXPECTED_BUILD"] = spec.container_build
     if spec.rendezvous == "file":
         env["TOOLKIT_INIT_METHOD"] = f"file://{environment.RUN_DIR}/rendezvous"
     names = [f"{path.name}-node{node}" for node in range(spec.nodes)]

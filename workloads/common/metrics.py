@@ -117,18 +117,19 @@ class PeakPss:
         self.per_node = [round(max(a, b), 1) for a, b in zip(self.per_node, now, strict=True)]
 
 
-def pss_mb() -> float:
-    """Return this process's share of the memory in use, in MB (10**6 bytes); 0 where unknown.
+def pss_mb(process: int | str = "self") -> float:
+    """Return a process's share of the memory in use, in MB (10**6 bytes); 0 where unknown.
 
     The resident size counts a shared page in every process. The proportional one (PSS) divides it
     among them, so the sum over the processes of a node is what they really take.
     Source: proc_pid_smaps(5).
     """
     try:
-        text = Path("/proc/self/smaps_rollup").read_text()
+        text = Path(f"/proc/{process}/smaps_rollup").read_text()
     except OSError:
         return 0.0
-    line = next(line for line in text.splitlines() if line.startswith("Pss:"))
+    # That of a process which is just ending is empty.
+    line = next((line for line in text.splitlines() if line.startswith("Pss:")), "Pss: 0 kB")
     return int(line.split()[1]) * 1024 / 1e6
 
 
@@ -171,9 +172,11 @@ class Progress:
         if now - self._last < LINES:
             return
         self._last = now
-        made = done - self._before
-        rest = f", {(now - self._started) / made * (self._total - done):.0f} s to go"
-        self._print(f"{self._what}: {done} of {self._total} pieces{rest if made else ''}")
+        text = f"{self._what}: {done} of {self._total} pieces"
+        if made := done - self._before:
+            rest = (now - self._started) / made * (self._total - done)
+            text += f", {rest:.0f} s to go"
+        self._print(text)
 
     def _print(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
