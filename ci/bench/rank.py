@@ -93,8 +93,8 @@ class Tutorial:
 class Toolkit:
     """The way of ``workloads/sage.py``."""
 
-    def __init__(self, folder: Path, seeds: Tensor, rank: int, *, private: bool = False) -> None:
-        self.graph: Graph = open_graph(folder, private=private)
+    def __init__(self, folder: Path, seeds: Tensor, rank: int) -> None:
+        self.graph: Graph = open_graph(folder)
         torch.manual_seed(0)
         widths = [self.graph.num_features, HIDDEN, self.graph.num_classes]
         self.model: nn.Module = sage.SAGE(widths, DROPOUT)
@@ -164,7 +164,7 @@ def evaluate(folder: Path, *, shared: bool) -> dict[str, Any]:
 def main() -> None:
     """Be a rank."""
     parser = argparse.ArgumentParser()
-    ways = ("tutorial", "toolkit", "toolkit-private", "evaluate", "evaluate-private")
+    ways = ("tutorial", "toolkit", "evaluate", "evaluate-private")
     parser.add_argument("way", choices=ways)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=1)
@@ -178,11 +178,8 @@ def main() -> None:
         nodes = torch.from_numpy(np.load(options.folder / "train.npy")).long()
         shuffled = nodes[torch.randperm(len(nodes), generator=torch.Generator().manual_seed(0))]
         seeds = shuffled[rank::world_size][: (options.steps + 1) * BATCH]
-        if options.way == "tutorial":
-            result = train(Tutorial(options.folder, seeds, rank))
-        else:
-            private = options.way == "toolkit-private"
-            result = train(Toolkit(options.folder, seeds, rank, private=private))
+        start: type[Tutorial | Toolkit] = Tutorial if options.way == "tutorial" else Toolkit
+        result = train(start(options.folder, seeds, rank))
     if rank == 0:
         print(json.dumps(result), flush=True)
     dist.destroy_process_group()

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from workloads.common.errors import WorkloadError
-from workloads.common.graph import create_array, open_graph, write_rows
+from workloads.common.graph import create_array, open_graph, write_edges, write_rows
 from workloads.common.prepare import prepare
 from workloads.datasets import debian, make_debian, planted, public
 
@@ -409,7 +409,7 @@ def test_memory_does_not_grow_with_what_is_read(
                 yield random.integers(0, 500, 16_000), random.integers(0, 500, 16_000)
 
         tracemalloc.start()
-        public.write_edges(tmp_path, 500, edges)
+        write_edges(tmp_path, 500, edges)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0] < 3_000_000

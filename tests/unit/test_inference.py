@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.unit.workload_ranks import ROOT, free_port
-from workloads.common.graph import Graph, finish_graph, open_graph, save_array, save_edges
+from workloads.common.graph import Graph, finish_graph, open_graph, save_array, write_edges
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # PyG itself calls what torch has deprecated
@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dense = random.random((NODES, NODES)) < 0.05
     dense[7], dense[NODES - 1], dense[0] = False, False, True
     target, source = dense.nonzero()
-    save_edges(folder, source, target, NODES)
+    write_edges(folder, NODES, lambda: [(source, target)])
     save_array(folder, "x", random.random((NODES, 9), dtype=np.float32))
     save_array(folder, "y", np.arange(NODES) % 4)
     shuffled = random.permutation(NODES)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.unit.workload_ranks import ROOT
 from workloads.common.errors import WorkloadError
-from workloads.common.graph import ARRAYS, finish_graph, open_graph, save_array, save_edges
+from workloads.common.graph import ARRAYS, finish_graph, open_graph, save_array, write_edges
 from workloads.common.prepare import Recipe, default_root, prepare, wait_for
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ def test_where_data_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def graph(tmp_path: Path) -> Path:
     folder = tmp_path / "graph"
     folder.mkdir()
-    save_edges(folder, np.array([0, 1, 2]), np.array([1, 2, 0]), 3)
+    write_edges(folder, 3, lambda: [(np.array([0, 1, 2]), np.array([1, 2, 0]))])
     save_array(folder, "x", np.eye(3, dtype=np.float32))
     save_array(folder, "y", np.array([0, 1, 0], dtype=np.uint8))
     for name in ("train", "val", "test"):

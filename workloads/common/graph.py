@@ -18,9 +18,11 @@ and ``graph.json``: the number of classes, and name, shape and type of every arr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,7 @@ import numpy as np
 from workloads.common.errors import WorkloadError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -129,11 +132,6 @@ def write_rows(folder: Path, name: str, start: int, rows: ArrayLike) -> None:
         file.write(part.tobytes())
 
 
-def save_array(folder: Path, name: str, array: ArrayLike) -> None:
-    """Write an array that is in memory anyway."""
-    np.save(folder / f"{name}.npy", array)
-
-
 def finish_graph(folder: Path, num_classes: int) -> None:
     """Write ``graph.json`` once all arrays are in the folder."""
     arrays = {}
@@ -144,10 +142,55 @@ def finish_graph(folder: Path, num_classes: int) -> None:
     (folder / "graph.json").write_text(json.dumps(about, indent=1) + "\n")
 
 
-def save_edges(folder: Path, source: NDArray[Any], target: NDArray[Any], num_nodes: int) -> None:
-    """Write ``indptr`` and ``indices`` for edges that are in memory: ``source[i] -> target[i]``."""
-    order = np.argsort(target, kind="stable")
-    indptr = np.zeros(num_nodes + 1, dtype=np.int64)
-    np.cumsum(np.bincount(target, minlength=num_nodes), out=indptr[1:])
+@contextlib.contextmanager
+def whole_or_not(folder: Path, name: str) -> Iterator[str]:
+    """Give another name to write an array under, and then its own: two may write it at a time."""
+    unfinished = f"{name}-{uuid.uuid4().hex}"
+    try:
+        yield unfinished
+        (folder / f"{unfinished}.npy").replace(folder / f"{name}.npy")
+    finally:
+        (folder / f"{unfinished}.npy").unlink(missing_ok=True)
+
+
+def save_array(folder: Path, name: str, array: ArrayLike) -> None:
+    """Write an array that is in memory anyway."""
+    with whole_or_not(folder, name) as unfinished:
+        np.save(folder / f"{unfinished}.npy", array)
+
+
+def write_edges(
+    folder: Path,
+    num_nodes: int,
+    edges: Callable[[], Iterable[tuple[NDArray[Any], NDArray[Any]]]],
+) -> None:
+    """Write ``indptr`` and ``indices`` for edges that are read twice: a counting sort by target.
+
+    Args:
+        folder: Where to.
+        num_nodes: How many nodes there are.
+        edges: Starts anew at each call: parts of the sources, and of the targets.
+
+    Raises:
+        ValueError: They are not edges between so many nodes.
+    """
+    degree = np.zeros(num_nodes, dtype=np.int64)
+    for source, target in edges():
+        if len(source) != len(target) or (len(source) and source.max() >= num_nodes):
+            msg = f"an edge has one end, or one that is none of the {num_nodes} nodes"
+            raise ValueError(msg)
+        degree += np.bincount(target, minlength=num_nodes)
+    indptr = np.concatenate([[0], np.cumsum(degree)])
     save_array(folder, "indptr", indptr)
-    save_array(folder, "indices", source[order].astype(index_dtype(num_nodes)))
+    with whole_or_not(folder, "indices") as unfinished:
+        create_array(folder, unfinished, (int(indptr[-1]),), index_dtype(num_nodes))
+        indices = np.load(folder / f"{unfinished}.npy", mmap_mode="r+")
+        free = indptr[:-1].copy()
+        for source, target in edges():
+            order = np.argsort(target, kind="stable")
+            target = target[order]  # noqa: PLW2901 - the same edges, sorted
+            # The place of an edge among those of this part with the same target.
+            place = np.arange(len(target)) - np.searchsorted(target, target)
+            indices[free[target] + place] = source[order]
+            free += np.bincount(target, minlength=num_nodes)
+        indices.flush()

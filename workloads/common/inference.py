@@ -60,10 +60,9 @@ class Exchange:
         starts = [min(place * share, num_rows) for place in range(world.world_size + 1)]
         place = order.index(world.rank)
         self.mine = range(starts[place], starts[place + 1])
-        self._alone = world.world_size == 1
 
         memory = None
-        if shared and ranks.device.type == "cpu" and not self._alone:
+        if shared and ranks.device.type == "cpu" and world.world_size > 1:
             memory = _shared_memory(ranks, num_rows * COLUMNS)
         if memory is None:
             memory = torch.empty(num_rows * COLUMNS, device=ranks.device)
@@ -71,15 +70,16 @@ class Exchange:
         else:
             leaders = [rank for rank in order if local[rank] == 0]
         self._memory = memory
-        # Who sends which rows.
-        places = [order.index(rank) for rank in leaders]
-        ends = [*places[1:], world.world_size]
-        self._sent = [
-            (rank, slice(starts[first], starts[end]))
-            for rank, first, end in zip(leaders, places, ends, strict=True)
-        ]
-        self._sends = world.rank in leaders
         self._group = dist.new_group(leaders) if len(leaders) > 1 else None
+        # Who sends which rows; empty for a rank that takes no part in it.
+        self._sent: list[tuple[int, slice]] = []
+        if self._group is not None and world.rank in leaders:
+            places = [order.index(rank) for rank in leaders]
+            ends = [*places[1:], world.world_size]
+            for rank, first, end in zip(leaders, places, ends, strict=True):
+                rows = slice(starts[first], starts[end])
+                if rows.start < rows.stop:
+                    self._sent.append((rank, rows))
 
     def table(self, columns: int) -> Tensor:
         """The table, [rows, columns], float32; at most ``COLUMNS`` columns."""
@@ -89,20 +89,17 @@ class Exchange:
         """Return once the rows of all ranks are in this rank's table."""
         self.wait()
         if self._group is not None:
-            if self._sends:
-                sending = [
-                    dist.broadcast(table[rows], rank, self._group, async_op=True)
-                    for rank, rows in self._sent
-                    if rows.start < rows.stop
-                ]
-                for one in sending:
-                    one.wait()
+            sending = [
+                dist.broadcast(table[rows], rank, self._group, async_op=True)
+                for rank, rows in self._sent
+            ]
+            for one in sending:
+                one.wait()
             self.wait()
 
     def wait(self) -> None:
         """Return once all ranks have come this far, so that none overwrites what another reads."""
-        if not self._alone:
-            dist.barrier()
+        dist.barrier()
 
 
 def _shared_memory(ranks: Ranks, size: int) -> Tensor | None:

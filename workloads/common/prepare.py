@@ -103,7 +103,7 @@ def prepare(
     """
     watch, crew = Watch(stale), _Crew(root, recipe, stale)
     wait = _Wait(root / recipe.name, timeout, check)
-    try:
+    with _told(root / recipe.name):
         root.mkdir(parents=True, exist_ok=True)
         while not _is_there(root, recipe.name):
             locks = _locks(root, recipe.name)
@@ -115,11 +115,6 @@ def prepare(
                         _make(root, recipe, crew, passed_over=locks)
                     continue
             wait.help_or_pause(crew, locks)
-    except MemoryError as error:
-        msg = f"not enough memory to prepare the data set {recipe.name}: {error}"
-        raise WorkloadError(msg) from error
-    except OSError as error:
-        raise _unusable(root / recipe.name, error) from error
     return root / recipe.name
 
 
@@ -137,11 +132,9 @@ def wait_for(
         WorkloadError: It is not there after ``timeout`` seconds, or ``root`` cannot be used.
     """
     crew, wait = _Crew(root, recipe, stale), _Wait(root / recipe.name, timeout, check)
-    try:
+    with _told(root / recipe.name):
         while not _is_there(root, recipe.name):
             wait.help_or_pause(crew, _locks(root, recipe.name))
-    except OSError as error:
-        raise _unusable(root / recipe.name, error) from error
     return root / recipe.name
 
 
@@ -215,11 +208,20 @@ class _Wait:
         time.sleep(POLL)
 
 
-def _unusable(folder: Path, error: OSError) -> WorkloadError:
-    return WorkloadError(
-        f"cannot prepare the data set in {folder}: {error}; "
-        f"choose a folder that can be written by --data-dir or TOOLKIT_DATA"
-    )
+@contextlib.contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """Say what the system refused."""
+    try:
+        yield
+    except MemoryError as error:
+        msg = f"not enough memory to prepare the data set {folder.name}: {error}"
+        raise WorkloadError(msg) from error
+    except OSError as error:
+        msg = (
+            f"cannot prepare the data set in {folder}: {error}; "
+            f"choose a folder that can be written by --data-dir or TOOLKIT_DATA"
+        )
+        raise WorkloadError(msg) from error
 
 
 def _names(root: Path) -> list[str]:

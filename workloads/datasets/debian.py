@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workloads.common.errors import WorkloadError
-from workloads.common.graph import finish_graph, save_array, save_edges
+from workloads.common.graph import finish_graph, save_array, write_edges
 from workloads.datasets.make_debian import NUM_FEATURES
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def build(folder: Path, file: Path = FILE) -> None:
         raise damaged(file, error) from error
     for name, array in {"x": x, "y": y, **splits}.items():
         save_array(folder, name, array)
-    save_edges(folder, source, target, len(y))
+    write_edges(folder, len(y), lambda: [(source, target)])
     finish_graph(folder, num_classes)
 
 

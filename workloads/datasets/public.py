@@ -15,12 +15,11 @@ import math
 import shutil
 import socket
 import sys
-import uuid
 import zipfile
 import zlib
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +30,8 @@ from workloads.common.graph import (
     finish_graph,
     index_dtype,
     save_array,
+    whole_or_not,
+    write_edges,
     write_rows,
 )
 from workloads.common.prepare import Recipe
@@ -124,10 +125,10 @@ def _reddit(folder: Path, raw: Path) -> Pieces:
     nodes, graph = raw / "reddit_data.npz", raw / "reddit_graph.npz"
 
     def labels() -> None:
-        _save(folder, "y", _whole(nodes, "label"))
+        save_array(folder, "y", _whole(nodes, "label"))
         kind = _whole(nodes, "node_types")
         for number, name in enumerate(("train", "val", "test"), 1):
-            _save(folder, name, (kind == number).nonzero()[0].astype(index_dtype(len(kind))))
+            save_array(folder, name, (kind == number).nonzero()[0].astype(index_dtype(len(kind))))
 
     def features() -> None:
         with _member(nodes, "feature") as (shape, parts), _member(nodes, "label") as (labelled, _):
@@ -152,16 +153,16 @@ def _ogbn_products(folder: Path, raw: Path) -> Pieces:
 
     def labels() -> None:
         parts = list(_rows(files / "node-label.csv.gz", np.int64, 1))
-        _save(folder, "y", np.concatenate(parts)[:, 0].astype(np.int16))
+        save_array(folder, "y", np.concatenate(parts)[:, 0].astype(np.int16))
         for name, file in (("train", "train"), ("val", "valid"), ("test", "test")):
             parts = list(_rows(splits / f"{file}.csv.gz", np.int64, 1))
             nodes = np.concatenate(parts)[:, 0]
-            _save(folder, name, nodes.astype(index_dtype(num_nodes())))
+            save_array(folder, name, nodes.astype(index_dtype(num_nodes())))
 
     def features() -> None:
         parts = _rows(files / "node-feat.csv.gz", np.float32, 128)
         first = next(parts)
-        write_table(folder, "x", (num_nodes(), first.shape[1]), [first], parts)
+        write_table(folder, "x", (num_nodes(), first.shape[1]), chain([first], parts))
 
     def edges() -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         for part in _rows(files / "edge.csv.gz", np.int64, 2):
@@ -184,76 +185,23 @@ SOURCES = {
 
 
 def write_table(
-    folder: Path, name: str, shape: tuple[int, ...], *parts: Iterable[NDArray[Any]]
+    folder: Path, name: str, shape: tuple[int, ...], parts: Iterable[NDArray[Any]]
 ) -> None:
     """Write float32 rows as they come.
 
     Raises:
         ValueError: They are not as many as the shape says.
     """
-    with _whole_or_not(folder, name) as unfinished:
+    with whole_or_not(folder, name) as unfinished:
         create_array(folder, unfinished, shape, np.float32)
         written = 0
-        for part in (one for several in parts for one in several):
+        for part in parts:
             if written + len(part) <= shape[0]:
                 write_rows(folder, unfinished, written, part)
             written += len(part)
         if written != shape[0]:
             msg = f"{name} has {written} rows, not {shape[0]}"
             raise ValueError(msg)
-
-
-@contextlib.contextmanager
-def _whole_or_not(folder: Path, name: str) -> Iterator[str]:
-    """Give another name to write an array under, and then its own: two may write it at a time."""
-    unfinished = f"{name}-{uuid.uuid4().hex}"
-    try:
-        yield unfinished
-        (folder / f"{unfinished}.npy").replace(folder / f"{name}.npy")
-    finally:
-        (folder / f"{unfinished}.npy").unlink(missing_ok=True)
-
-
-def write_edges(
-    folder: Path,
-    num_nodes: int,
-    edges: Callable[[], Iterable[tuple[NDArray[Any], NDArray[Any]]]],
-) -> None:
-    """Write ``indptr`` and ``indices`` for edges that are read twice: a counting sort by target.
-
-    Args:
-        folder: Where to.
-        num_nodes: How many nodes there are.
-        edges: Starts anew at each call: parts of the sources, and of the targets.
-
-    Raises:
-        ValueError: They are not edges between so many nodes.
-    """
-    degree = np.zeros(num_nodes, dtype=np.int64)
-    for source, target in edges():
-        if len(source) != len(target) or (len(source) and source.max() >= num_nodes):
-            msg = f"an edge has one end, or one that is none of the {num_nodes} nodes"
-            raise ValueError(msg)
-        degree += np.bincount(target, minlength=num_nodes)
-    indptr = np.concatenate([[0], np.cumsum(degree)])
-    _save(folder, "indptr", indptr)
-    with _whole_or_not(folder, "indices") as unfinished:
-        create_array(folder, unfinished, (int(indptr[-1]),), index_dtype(num_nodes))
-        indices = np.load(folder / f"{unfinished}.npy", mmap_mode="r+")
-        free = indptr[:-1].copy()
-        for source, target in edges():
-            order = np.argsort(target, kind="stable")
-            target = target[order]  # noqa: PLW2901 - the same edges, sorted
-            # The place of an edge among those of this part with the same target.
-            place = np.arange(len(target)) - np.searchsorted(target, target)
-            indices[free[target] + place] = source[order]
-            free += np.bincount(target, minlength=num_nodes)
-        indices.flush()
-
-
-def _save(folder: Path, name: str, array: NDArray[Any]) -> None:
-    with _whole_or_not(folder, name) as unfinished:
-        save_array(folder, unfinished, array)
 
 
 @contextlib.contextmanager
