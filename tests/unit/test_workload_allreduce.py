@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from tests.unit.workload_ranks import read_metrics, run_ranks
@@ -48,6 +50,25 @@ if TYPE_CHECKING:
 )
 def test_who_is_measured_with_whom(node_of: list[int], expected: list[Scope]) -> None:
     assert scopes(node_of) == expected
+
+
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=12))
+def test_every_rank_makes_a_group_for_the_same_scopes(node_of: list[int]) -> None:
+    # NCCL makes a group by splitting that of all ranks, and waits until each of them does so.
+    found = scopes(node_of)
+    every = [allreduce.joined(rank, found, len(node_of)) for rank in range(len(node_of))]
+    for scope in found:
+        made = {one[scope.name] for one in every}
+        if made == {None}:  # the group of all is there already
+            assert scope.groups == (tuple(range(len(node_of))),)
+            continue
+        assert set(scope.groups) <= made
+        assert sorted(rank for group in made for rank in group or ()) == list(range(len(node_of)))
+    assert all(one.keys() == {scope.name for scope in found} for one in every)
+
+
+def test_one_rank_a_node_needs_no_group_but_that_of_all() -> None:
+    assert allreduce.joined(1, scopes([0, 1]), 2) == {"nodes": None}
 
 
 @pytest.mark.parametrize(
@@ -238,7 +259,8 @@ def alone() -> Iterator[Ranks]:
 def test_a_wrong_value_is_seen(
     alone: Ranks, collective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scope, groups = Scope("all", ((0,),)), allreduce.make_groups(0, [0])
+    assert dist.group.WORLD
+    scope, groups = Scope("all", ((0,),)), {"all": dist.group.WORLD}
     assert allreduce.measure(alone, collective, scope, 4096, groups).bytes == 4096
     right = Exchange.call
 
