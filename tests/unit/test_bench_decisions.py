@@ -38,18 +38,35 @@ def no_byte_code() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("toolkit", "plain", "agrees"),
+    ("toolkit", "plain", "off"),
     [
-        ([1.0, 1.1, 9.0], [0.9, 1.0, 1.2, 1.1], True),
-        ([2.0, 2.1], [1.0, 2.2, 1.1], True),  # the plain loop is as slow at times
-        ([2.3, 2.3], [1.0, 2.2, 1.1], False),
-        ([0.5, 0.5], [1.0, 1.0, 1.0], False),  # too fast is wrong, too
+        ([1.0, 1.1, 9.0], [0.9, 1.0, 1.2, 1.1], ""),
+        ([2.0, 2.1], [1.0, 2.2, 1.1], ""),  # the plain loop is as slow at times
+        ([2.3, 2.3], [1.0, 2.2, 1.1], "SLOW"),
+        ([0.5, 0.5], [1.0, 1.0, 1.0], "FAST"),  # too fast is wrong, too
     ],
 )
 def test_allreduce_agrees_within_the_noise_of_the_plain_loop(
-    toolkit: Sequence[float], plain: Sequence[float], *, agrees: bool
+    toolkit: Sequence[float], plain: Sequence[float], off: str
 ) -> None:
-    assert load("allreduce").compare(toolkit, plain).agrees is agrees
+    assert load("allreduce").compare(toolkit, plain).off == off
+
+
+@pytest.mark.parametrize(
+    ("second", "agrees"),
+    [
+        ({("broadcast 64M", "SLOW")}, False),
+        ({("broadcast 64M", "FAST"), ("broadcast 4M", "SLOW")}, True),
+        (set(), True),
+    ],
+)
+def test_allreduce_counts_what_is_off_twice_to_the_same_side(
+    second: set[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, *, agrees: bool
+) -> None:
+    bench = load("allreduce")
+    found = iter([{("broadcast 64M", "SLOW"), ("all_reduce 1K", "FAST")}, second])
+    monkeypatch.setattr(bench, "series", lambda *_: next(found))
+    assert bench.measure("2 nodes", (), Path()) is agrees
 
 
 def test_a_launch_is_slow_on_the_whole_where_all_its_rows_are() -> None:
