@@ -23,6 +23,7 @@ from torch.nn import functional  # noqa: E402
 
 from workloads import sage  # noqa: E402
 from workloads.common.graph import open_graph  # noqa: E402
+from workloads.common.sampler import TorchSampler  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +42,9 @@ class Step:
     def __init__(self, graph: Graph) -> None:
         options = sage.parse(["--sampler", "torch", "--fanout", ",".join(map(str, FANOUT))])
         self.batches = sage.Batches(graph, options, torch.device("cpu"), 0)
+        self.int64 = TorchSampler(
+            self.batches.sampler.indptr, torch.from_numpy(graph.indices).long(), FANOUT, 0
+        )
         self.model = sage.SAGE([graph.num_features, HIDDEN, graph.num_classes], DROPOUT)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=3e-3)
 
@@ -54,6 +58,11 @@ class Step:
         """Sampling alone."""
         for part in parts:
             self.batches.sampler.sample(part)
+
+    def sample_int64(self, parts: Sequence[Tensor]) -> None:
+        """Sampling alone, from int64 indices."""
+        for part in parts:
+            self.int64.sample(part)
 
     def ahead(self, parts: Sequence[Tensor]) -> None:
         """As ``sage`` does it: the next batch is prepared in a thread."""
@@ -88,6 +97,7 @@ def main() -> None:
     parts = nodes[order].split(BATCH)  # type: ignore[no-untyped-call]
     ways: dict[str, Callable[[Sequence[Tensor]], None]] = {
         "sampling": step.sample,
+        "sampling_int64": step.sample_int64,
         "ahead": step.ahead,
         "in_turn": step.in_turn,
         "gathered": step.gathered,
