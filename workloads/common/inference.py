@@ -70,7 +70,11 @@ class Exchange:
         else:
             leaders = [rank for rank in order if local[rank] == 0]
         self._memory = memory
-        self._group = dist.new_group(leaders) if len(leaders) > 1 else None
+        self._group = None
+        if len(leaders) == world.world_size > 1:
+            self._group = dist.group.WORLD  # another would cost its connections again
+        elif len(leaders) > 1:
+            self._group = dist.new_group(leaders)
         # Who sends which rows; empty for a rank that takes no part in it.
         self._sent: list[tuple[int, slice]] = []
         if self._group is not None and world.rank in leaders:
