@@ -83,8 +83,19 @@ def test_what_a_run_reports() -> None:
 
 
 def test_a_job_without_throughput_is_told_how_to_report_one() -> None:
-    with pytest.raises(UsageError, match=r"metrics\.jsonl"):
+    with pytest.raises(UsageError, match=r"reported no throughput.*metrics\.jsonl"):
         size_of(result(loss=1))
+
+
+@pytest.mark.parametrize("value", [0, -1, None, "fast", True, [5], float("nan"), float("inf")])
+def test_a_throughput_that_cannot_be_compared_is_named(value: object) -> None:
+    with pytest.raises(UsageError, match=r"reported images_per_second .*a number above 0"):
+        size_of(result(images_per_second=value))
+
+
+@pytest.mark.parametrize("value", [5, [], ["much"], None])
+def test_memory_that_is_no_list_of_numbers_is_left_out(value: object) -> None:
+    assert size_of(result(images_per_second=1, peak_pss_mb_per_node=value)).memory_mb is None
 
 
 def test_every_option_of_a_job_is_passed_on() -> None:
@@ -161,6 +172,14 @@ def test_what_was_measured_before_a_size_failed_is_not_lost(tmp_path: Path) -> N
     shown = json.loads(ran.stdout)
     assert (ran.returncode, shown["failed"]) == (9, {"nodes": 2, "exit_code": 9})
     assert [size["nodes"] for size in shown["sizes"]] == [1]
+
+
+def test_what_was_measured_before_a_size_reported_nothing_is_not_lost(tmp_path: Path) -> None:
+    command = ("--", "sh", "-c", f"[ $SLURM_NNODES -lt 2 ] || exit 0; {REPORT}")
+    ran = scale(tmp_path, "--nodes", "1,2", *command)
+    assert ran.returncode == 2
+    assert [line.split()[:3] for line in ran.stdout.splitlines()[1:]] == [["1", "1", "5"]]
+    assert "the job reported no throughput" in ran.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

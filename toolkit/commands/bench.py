@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -88,28 +89,37 @@ def size_of(result: Mapping[str, Any]) -> Size:
     """What a run's ``result.json`` says about its speed.
 
     Raises:
-        UsageError: if the workload reported no throughput.
+        UsageError: if the workload reported no throughput, or none that can be compared.
     """
     metrics = result["metrics"]
-    name = next((key for key in metrics if key.endswith("_per_second")), None)
-    if name is None:
+    name = next((key for key in metrics if key.endswith("_per_second")), "")
+    throughput = metrics.get(name)
+    # JSON as Python reads it has NaN and Infinity, too.
+    if not _is_number(throughput) or not 0 < throughput < math.inf:
+        found = f"reported {name} {throughput!r}" if name else "reported no throughput"
         msg = (
-            f"{result['run_dir']}: the job reported no throughput, so its scaling is unknown. Let"
-            " rank 0 write a line such as"
-            ' {"images_per_second": 1234} to $TOOLKIT_RUN_DIR/metrics.jsonl.'
+            f"{result['run_dir']}: the job {found}, so its scaling is unknown. Let rank 0 write a"
+            ' line such as {"images_per_second": 1234}, a number above 0, to'
+            " $TOOLKIT_RUN_DIR/metrics.jsonl."
         )
         raise UsageError(msg)
     memory = metrics.get("peak_pss_mb_per_node")
+    if not isinstance(memory, list) or not all(map(_is_number, memory)):
+        memory = None  # a key of the job's own that happens to have this name
     return Size(
         nodes=result["num_nodes"],
         ranks=result["world_size"],
-        throughput=float(metrics[name]),
+        throughput=float(throughput),
         unit=f"{name.removesuffix('_per_second')}/s",
         memory_mb=max(memory) if memory else None,
         seconds=result["ended"] - result["started"],
         run_dir=result["run_dir"],
         target=result["target"],
     )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def scaling(sizes: Sequence[Size]) -> list[tuple[float, float]]:
@@ -172,7 +182,12 @@ def scale(
             failed = {"nodes": count, "exit_code": code}
             view.message(_ended(count, code, counts[number + 1 :]))
             break
-        sizes.append(size_of(json.loads(said)))
+        try:
+            sizes.append(size_of(json.loads(said)))
+        except UsageError as error:
+            failed = {"nodes": count, "exit_code": error.exit_code}
+            view.message(str(error))
+            break
     if dry_run:
         return
     if as_json:
