@@ -66,6 +66,10 @@ class Scope:
     name: str
     groups: tuple[tuple[int, ...], ...]
 
+    def group_of(self, rank: int) -> tuple[int, ...] | None:
+        """The group that a rank is in."""
+        return next((group for group in self.groups if rank in group), None)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -206,8 +210,7 @@ def measure(
     Raises:
         WorkloadError: A rank received wrong values.
     """
-    rank = ranks.world.rank
-    group = next((group for group in scope.groups if rank in group), None)
+    group = scope.group_of(ranks.world.rank)
     exchange = Exchange(collective, size, group, groups[scope.name], ranks) if group else None
 
     wrong = ranks.gather(exchange.wrong_values() if exchange else 0)
@@ -256,9 +259,7 @@ def joined(rank: int, found: Sequence[Scope], world_size: int) -> dict[str, tupl
     second one alive, gloo's broadcast of 64 MB takes 6 to 10 % longer.
     """
     return {
-        scope.name: None
-        if len(scope.groups[0]) == world_size
-        else next((group for group in scope.groups if rank in group), (rank,))
+        scope.name: None if len(scope.groups[0]) == world_size else scope.group_of(rank) or (rank,)
         for scope in found
     }
 

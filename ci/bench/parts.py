@@ -10,6 +10,7 @@ import json
 import sys
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from workloads.common.graph import Graph
+    from workloads.common.sampler import PygLibSampler
 
 ROUNDS = 5
 BLOCK = 8  # steps of a round
@@ -42,9 +44,6 @@ class Step:
     def __init__(self, graph: Graph) -> None:
         options = sage.parse(["--sampler", "torch", "--fanout", ",".join(map(str, FANOUT))])
         self.batches = sage.Batches(graph, options, torch.device("cpu"), 0)
-        self.int64 = TorchSampler(
-            self.batches.sampler.indptr, torch.from_numpy(graph.indices).long(), FANOUT, 0
-        )
         self.model = sage.SAGE([graph.num_features, HIDDEN, graph.num_classes], DROPOUT)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=3e-3)
 
@@ -53,16 +52,6 @@ class Step:
         self.optimizer.zero_grad()
         functional.cross_entropy(out, y).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-
-    def sample(self, parts: Sequence[Tensor]) -> None:
-        """Sampling alone."""
-        for part in parts:
-            self.batches.sampler.sample(part)
-
-    def sample_int64(self, parts: Sequence[Tensor]) -> None:
-        """Sampling alone, from int64 indices."""
-        for part in parts:
-            self.int64.sample(part)
 
     def ahead(self, parts: Sequence[Tensor]) -> None:
         """As ``sage`` does it: the next batch is prepared in a thread."""
@@ -86,18 +75,26 @@ class Step:
             self.learn(second((hidden, hidden[: near.size(0)]), near), self.batches.y[part].long())
 
 
+def sample(sampler: TorchSampler | PygLibSampler, parts: Sequence[Tensor]) -> None:
+    """Sampling alone."""
+    for part in parts:
+        sampler.sample(part)
+
+
 def main() -> None:
     """Measure and print."""
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     graph = open_graph(folder)
     step = Step(graph)
+    sampler = step.batches.sampler
+    int64 = TorchSampler(sampler.indptr, sampler.indices.long(), FANOUT, 0)
     nodes = torch.from_numpy(graph.train).long()
     order = torch.randperm(len(nodes), generator=torch.Generator().manual_seed(1))
     parts = nodes[order].split(BATCH)  # type: ignore[no-untyped-call]
     ways: dict[str, Callable[[Sequence[Tensor]], None]] = {
-        "sampling": step.sample,
-        "sampling_int64": step.sample_int64,
+        "sampling": partial(sample, sampler),
+        "sampling_int64": partial(sample, int64),
         "ahead": step.ahead,
         "in_turn": step.in_turn,
         "gathered": step.gathered,
