@@ -1,80 +1,64 @@
 """The errors a user can meet, and the exit code of each.
 
 Every message is one short paragraph: what is wrong, which value, where it came from, what to do.
-``toolkit.cli.main`` prints it on stderr and ends with ``exit_code``; nothing else does.
-The entrypoint, which must not import this file, uses the same numbers (71 and 76).
+``toolkit.cli.main`` prints it on stderr and ends with ``exit_code``. The entrypoint, which may not
+import this file, has an error of its own with the same codes.
 """
 
 from __future__ import annotations
 
+from toolkit.entrypoint import codes
+
 
 class ToolkitError(Exception):
-    """Base of all errors that are shown to the user as one paragraph."""
+    """An error that is shown to the user as one paragraph."""
 
-    exit_code = 70
+    exit_code = codes.BUG
 
 
 class UsageError(ToolkitError):
     """A wrong option, argument or configuration value."""
 
-    exit_code = 2
-
-
-class RankError(ToolkitError):
-    """Ranks or environment variables that do not add up."""
-
-    exit_code = 71
+    exit_code = codes.USAGE
 
 
 class BuildError(ToolkitError):
     """An image could not be built."""
 
-    exit_code = 72
+    exit_code = codes.BUILD
 
 
 class PushError(ToolkitError):
     """A push failed, or a registry did not confirm it."""
 
-    exit_code = 73
+    exit_code = codes.PUSH
 
 
 class ImportImageError(ToolkitError):
     """An image could not be imported as a squashfs file."""
 
-    exit_code = 74
-
-
-class PreemptedError(ToolkitError):
-    """The job was preempted or lost a node: run it again."""
-
-    exit_code = 75
-
-
-class RendezvousError(ToolkitError):
-    """An address or port on which ranks would meet cannot be used."""
-
-    exit_code = 76
+    exit_code = codes.IMPORT
 
 
 class CredentialsError(ToolkitError):
     """Credentials are missing, wrong or expired."""
 
-    exit_code = 77
+    exit_code = codes.CREDENTIALS
 
 
 class UnavailableError(ToolkitError):
     """The machine, cluster or engine lacks something, or the container did not start."""
 
-    exit_code = 78
+    exit_code = codes.UNAVAILABLE
 
 
 class SmokeError(ToolkitError):
     """An image failed its smoke test."""
 
-    exit_code = 79
+    exit_code = codes.SMOKE
 
 
 class CancelledError(ToolkitError):
-    """The run was cancelled."""
+    """What was going on was cancelled."""
 
-    exit_code = 130
+    exit_code = codes.CANCELLED

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.registry import serve
+from toolkit.common.lock import Lock
 from toolkit.config import Setting
 from toolkit.enroot import importing, squashfs, use
 from toolkit.enroot.images import Images
 from toolkit.enroot.importing import Need, check_space, explain, needs
-from toolkit.enroot.lock import Lock
 from toolkit.enroot.registry import OCI_MANIFEST, Image
 from toolkit.enroot.site import Site
 from toolkit.errors import CredentialsError, ImportImageError, UsageError
@@ -83,7 +83,7 @@ def test_a_real_squashfs_file_is_whole_until_it_is_cut(tmp_path: Path) -> None:
 CRITICAL = """
 import sys, time
 from pathlib import Path
-from toolkit.enroot.lock import Lock
+from toolkit.common.lock import Lock
 folder = Path(sys.argv[1])
 with Lock(folder / "lock", timeout_s=60, poll_s=0.01):
     (folder / "inside").touch(exist_ok=False)

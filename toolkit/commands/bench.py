@@ -22,8 +22,8 @@ from toolkit.commands.options import (
     Words,
     with_job_options,
 )
+from toolkit.common.process import Signals, exit_code
 from toolkit.errors import UsageError
-from toolkit.targets.process import Signals, exit_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

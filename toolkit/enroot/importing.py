@@ -15,8 +15,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
+from toolkit.common.lock import Lock
+from toolkit.common.process import Signals
 from toolkit.enroot import credentials, squashfs
-from toolkit.enroot.lock import Lock
 from toolkit.enroot.registry import OCI_MANIFEST, Registry, machine_architecture
 from toolkit.errors import (
     CancelledError,
@@ -26,7 +27,6 @@ from toolkit.errors import (
     UnavailableError,
     UsageError,
 )
-from toolkit.targets.process import Signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -9,12 +9,12 @@ import threading
 import time
 from typing import IO, TYPE_CHECKING
 
+from toolkit.common.process import Signals, exit_code, start
 from toolkit.entrypoint import files, finish
 from toolkit.errors import UnavailableError
 from toolkit.job import Outcome
 from toolkit.run_dir import log_name
 from toolkit.slurm import queue
-from toolkit.targets.process import Signals, exit_code, start
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 from toolkit import run_dir as run_dirs
+from toolkit.common.process import Signals, exit_code, signal_group, start
 from toolkit.entrypoint import finish
 from toolkit.errors import UnavailableError
 from toolkit.job import Outcome, Plan, Process
 from toolkit.slurm import environment
-from toolkit.targets.process import Signals, exit_code, signal_group, start
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

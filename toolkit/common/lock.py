@@ -11,17 +11,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import threading
 import time
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from toolkit.entrypoint import processes
 from toolkit.errors import ImportImageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 STALE_S = 120.0
 BEAT_S = 10.0
@@ -71,8 +71,7 @@ class Lock:
         self._stale_s = stale_s
         self._beat_s = beat_s
         self._poll_s = poll_s
-        self._me = {**_here(), "pid": os.getpid(), "start": _start(os.getpid())}
-        self._me["token"] = uuid.uuid4().hex
+        self._me = {**processes.identify(os.getpid()), "token": uuid.uuid4().hex}
         self._scratch = path.with_name(f"{path.name}.{self._me['token']}")
         self._over = threading.Event()
         self._beat: threading.Thread | None = None
@@ -91,7 +90,7 @@ class Lock:
                 if holder is None:
                     continue
                 owner, age = holder
-                if age > self._stale_s or _ended(owner):
+                if age > self._stale_s or processes.lives(owner) is False:
                     self._break(owner)
                     continue
                 if not said:
@@ -163,34 +162,6 @@ def _token(path: Path) -> str | None:
     except (OSError, ValueError, AttributeError):
         return None
     return token
-
-
-def _here() -> dict[str, str]:
-    """What process ids are good for: this boot of this machine, and this PID namespace."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        space = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        boot, space = "", uuid.uuid4().hex
-    return {"host": socket.gethostname(), "boot": boot, "space": space}
-
-
-def _start(pid: int) -> str | None:
-    """When a process was started, in ticks since boot; None where there is no such process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else fields[19]
-
-
-def _ended(owner: dict[str, Any]) -> bool:
-    """Whether the holder was a process of this machine and is gone."""
-    here = _here()
-    if any(owner.get(key) != value for key, value in here.items()):
-        return False
-    return _start(owner["pid"]) != owner.get("start")
 
 
 def _who(owner: dict[str, Any]) -> str:

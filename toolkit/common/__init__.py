@@ -1,0 +1,1 @@
+"""What every room of the toolkit may use, and which knows none of them."""
