@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Captured:
-    """How a captured program ended. ``code`` is None where it could not be run, or took too long."""
+    """How a program ended. ``code`` is None where it could not be run, or took too long."""
 
     code: int | None
     stdout: str = ""
