@@ -22,7 +22,6 @@ from toolkit.commands import (
     push,
     run,
     runs,
-    shell,
     smoke,
 )
 from toolkit.commands.options import add_job_command
@@ -60,7 +59,7 @@ def _main(
 
 add_job_command(app, "run", run.run)
 add_job_command(app, "submit", run.submit, batch=True)
-add_job_command(app, "shell", shell.shell)
+add_job_command(app, "shell", run.shell)
 for command in (
     runs.status,
     runs.logs,

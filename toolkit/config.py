@@ -20,55 +20,15 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from toolkit.entrypoint.launchers import ORDER
 from toolkit.errors import UsageError
+from toolkit.options import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 FILE_NAME = "toolkit.toml"
-
-#: Every option that a file, a profile or a variable may set, and its type.
-OPTIONS: dict[str, type] = {
-    "nodes": int,
-    "ntasks": int,
-    "ntasks_per_node": int,
-    "gpus_per_node": int,
-    "gpus_per_task": int,
-    "cpus_per_task": int,
-    "mem": str,
-    "partition": str,
-    "account": str,
-    "qos": str,
-    "time": str,
-    "constraint": str,
-    "job_name": str,
-    "launcher": str,
-    "rendezvous": str,
-    "container_image": str,
-    "container_mounts": list,
-    "container_workdir": str,
-    "container_name": str,
-    "container_mount_home": bool,
-    "container_writable": bool,
-    "import_image": bool,
-    "images": str,
-    "pyxis_flags": list,
-    "env": list,
-    "srun_arg": list,
-    "array": str,
-    "dependency": str,
-    "hold": bool,
-    "signal": str,
-    "requeue": bool,
-    "sbatch_arg": list,
-    "on": str,
-    "runs": str,
-}
-
-#: Options that no TOOLKIT_* variable sets: TOOLKIT_LAUNCHER speaks to the entrypoint, and
-#: variables for the job are set as variables already.
-NOT_FROM_ENVIRONMENT = frozenset({"launcher", "env"})
 
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -96,11 +56,11 @@ def settings(
         UsageError: if a key is unknown or a value has the wrong type.
     """
     path = folder / FILE_NAME
-    table = _read(path) if path.exists() else {}
-    _known(table, ("cluster", "clusters", "job"), f"{FILE_NAME}")
+    file = _read(path) if path.exists() else {}
+    _known(file, ("cluster", "clusters", "job"), f"{FILE_NAME}")
     found: dict[str, Setting] = {}
-    found.update(_from_table(_profile(table, cluster or environ.get("TOOLKIT_CLUSTER")), FILE_NAME))
-    found.update(_from_table(_table(table, "job"), FILE_NAME))
+    found.update(_from_table(_profile(file, cluster or environ.get("TOOLKIT_CLUSTER")), FILE_NAME))
+    found.update(_from_table(_table(file, "job"), FILE_NAME))
     found.update(_from_environment(environ))
     found.update(
         {
@@ -132,17 +92,17 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _table(parent: Mapping[str, Any], key: str) -> dict[str, Any]:
-    table = parent.get(key, {})
-    if not isinstance(table, dict):
-        msg = f"{FILE_NAME}: {key!r} is {table!r}, but must be a table: write [{key}]."
+    found = parent.get(key, {})
+    if not isinstance(found, dict):
+        msg = f"{FILE_NAME}: {key!r} is {found!r}, but must be a table: write [{key}]."
         raise UsageError(msg)
-    return table
+    return found
 
 
-def _profile(table: Mapping[str, Any], cluster: str | None) -> dict[str, Any]:
+def _profile(file: Mapping[str, Any], cluster: str | None) -> dict[str, Any]:
     """The chosen cluster's profile; the only one where there is one and none is chosen."""
-    profiles = _table(table, "clusters")
-    chosen = cluster or table.get("cluster")
+    profiles = _table(file, "clusters")
+    chosen = cluster or file.get("cluster")
     if chosen is None:
         return _table(profiles, next(iter(profiles))) if len(profiles) == 1 else {}
     if chosen not in profiles:
@@ -150,12 +110,12 @@ def _profile(table: Mapping[str, Any], cluster: str | None) -> dict[str, Any]:
     return _table(profiles, chosen)
 
 
-def _from_table(table: Mapping[str, Any], file: str) -> dict[str, Setting]:
-    renamed = {key.replace("-", "_"): (key, value) for key, value in table.items()}
-    _known(renamed, OPTIONS, file)
+def _from_table(values: Mapping[str, Any], file: str) -> dict[str, Setting]:
+    renamed = {key.replace("-", "_"): (key, value) for key, value in values.items()}
+    _known(renamed, table(), file)
     return {
         key: Setting(
-            _typed(value, OPTIONS[key], f"{file}: {written}"), f"{file}: {written} = {value!r}"
+            _typed(value, table()[key].kind, f"{file}: {written}"), f"{file}: {written} = {value!r}"
         )
         for key, (written, value) in renamed.items()
     }
@@ -181,13 +141,24 @@ def _typed(value: Any, kind: type, source: str) -> Any:
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
     found = {}
-    for key, kind in OPTIONS.items():
-        name = f"TOOLKIT_{key.upper()}"
-        text = environ.get(name)
-        if not text or key in NOT_FROM_ENVIRONMENT:
+    for key, option in table().items():
+        name = option.variable
+        text = environ.get(name) if name else None
+        if not name or not text or (key == "launcher" and renamed(environ)):
             continue
-        found[key] = Setting(_parse(text, kind, name), f"{name}={text}")
+        found[key] = Setting(_parse(text, option.kind, name), f"{name}={text}")
     return found
+
+
+def renamed(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that have another name by now, under that: TOOLKIT_LAUNCHER was no option's once.
+
+    For one release, as long as the entrypoint understands the old values.
+    """
+    old = environ.get("TOOLKIT_LAUNCHER")
+    if old == "torchrun" or old not in {row[0] for row in ORDER}:
+        return {}
+    return {"TOOLKIT_RANKS_FROM": old}
 
 
 def _parse(text: str, kind: type, name: str) -> Any:

@@ -1,47 +1,30 @@
-"""The run directory: one folder a run, on storage that all nodes see.
-
-::
-
-    runs/NAME-TIME/
-        run.json         what runs where: the job, the target, the code's revision
-        script.sh        what was executed, as --dry-run prints it
-        entrypoint.pyz   the entrypoint, for any Python 3.8 or newer in any image
-        lib/             the built-in workloads' code
-        logs/rank-N.log  what each rank printed
-        ranks/N.json     written by the entrypoint as it starts the rank's command
-        metrics.jsonl    what the workload reported, a line a time
-        result.json      how it ended
-    runs/latest          a link to the newest
-"""
+"""Run directories: one folder a run, on storage that all nodes see. See run_files for its files."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
-import platform
 import re
 import shutil
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.entrypoint import finish
+from toolkit.common.capture import capture
+from toolkit.entrypoint import finish, processes, run_files
 from toolkit.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from toolkit.config import Setting
-    from toolkit.job import JobSpec, Outcome
+    from toolkit.plan import Outcome
 
-LATEST = "latest"
-ENTRYPOINT = "entrypoint.pyz"  #: the packed entrypoint
-WORKLOADS = "lib/workloads"  #: the built-in workloads: a folder that Python can run
+LATEST = "latest"  #: a link to the newest run, beside the runs
 _PACKAGE = Path(__file__).parent
+GIT_LIMIT_S = 10
 
 
 @dataclass(frozen=True)
@@ -53,12 +36,12 @@ class RunDir:
     @property
     def metrics_file(self) -> Path:
         """What the workload reported, in JSON lines."""
-        return self.path / "metrics.jsonl"
+        return self.path / run_files.METRICS
 
     @property
     def result_file(self) -> Path:
         """How the run ended."""
-        return self.path / "result.json"
+        return self.path / run_files.RESULT
 
     @property
     def task_is(self) -> str:
@@ -69,20 +52,20 @@ class RunDir:
         """The logs that there will be, one a rank or node."""
         record = self.record()
         task_is = finish.task_is(record)
-        count = record.get("num_nodes" if task_is == "node" else "world_size") or 0
-        return [self.path / log_name(number, task_is) for number in range(count)]
+        count = record.get("num_nodes" if task_is == run_files.NODE else "world_size") or 0
+        return [self.path / run_files.log(number, task_is) for number in range(count)]
 
     def log(self, rank: int) -> Path:
         """What a rank printed, where each has a log."""
-        return self.path / log_name(rank)
+        return self.path / run_files.log(rank)
 
     def rank_record(self, rank: int) -> dict[str, Any] | None:
         """What the entrypoint wrote as it started the rank's command; None if it did not."""
-        return finish.read_json(str(self.path / "ranks" / f"{rank}.json"))
+        return finish.read_json(str(self.path / run_files.rank_record(rank)))
 
     def record(self) -> dict[str, Any]:
         """What runs where (``run.json``)."""
-        return finish.read_json(str(self.path / "run.json")) or {}
+        return finish.read_json(str(self.path / run_files.RECORD)) or {}
 
     def result(self) -> dict[str, Any] | None:
         """How the run ended, or None while it has not."""
@@ -114,7 +97,7 @@ class RunDir:
 
     def update_record(self, **fields: object) -> None:
         """Add to ``run.json`` what is only known once the run was started, such as a job id."""
-        finish.write_json(str(self.path / "run.json"), {**self.record(), **fields})
+        finish.write_json(str(self.path / run_files.RECORD), {**self.record(), **fields})
 
 
 def find(which: str | None, folder: Path) -> RunDir:
@@ -128,10 +111,10 @@ def find(which: str | None, folder: Path) -> RunDir:
             raise UsageError(f"There are no runs in {folder} yet. Name one, or use --runs DIR.")
         return RunDir((folder / LATEST).resolve())
     for path in (Path(which), folder / which):
-        if (path / "run.json").is_file():
+        if (path / run_files.RECORD).is_file():
             return RunDir(path.resolve())
     if re.fullmatch(r"[0-9]+(_[0-9]+)?", which):
-        for record in sorted(folder.glob("*/run.json"), reverse=True):
+        for record in sorted(folder.glob(f"*/{run_files.RECORD}"), reverse=True):
             run = RunDir(record.parent)
             if run.path.name != LATEST and run.record().get("job_id") == which:
                 return run
@@ -139,14 +122,9 @@ def find(which: str | None, folder: Path) -> RunDir:
     raise UsageError(msg)
 
 
-def log_name(number: int, task_is: str = "rank") -> str:
-    """Where a task's output goes, relative to the run directory."""
-    return f"logs/{task_is}-{number}.log"
-
-
-def root(setting: Setting | None, cwd: Path) -> Path:
+def root(runs: str | None, cwd: Path) -> Path:
     """The folder that holds the runs: ``--runs``, ``TOOLKIT_RUNS``, or ``./runs``."""
-    return (cwd / Path(setting.value).expanduser()) if setting else cwd / "runs"
+    return cwd / Path(runs).expanduser() if runs else cwd / "runs"
 
 
 def name_for(job_name: str, now: float) -> str:
@@ -185,13 +163,14 @@ def reserve(folder: Path, name: str) -> Path:
     raise AssertionError  # candidates() never ends
 
 
-def fill(path: Path, record: Mapping[str, Any], *, workload: bool) -> RunDir:
+def fill(path: Path, record: Mapping[str, Any], *, workload: bool, pid: int) -> RunDir:
     """Put into an empty run folder all that its ranks need, and point ``latest`` to it.
 
     Args:
         path: the folder.
         record: what ``run.json`` keeps.
         workload: whether the built-in workloads' code is needed.
+        pid: the process that the run lives and dies with.
 
     Raises:
         UsageError: if it cannot be filled; the folder is removed then.
@@ -199,12 +178,13 @@ def fill(path: Path, record: Mapping[str, Any], *, workload: bool) -> RunDir:
     from toolkit import pyz  # noqa: PLC0415 - only a run needs the packer
 
     try:
-        for name in ("logs", "ranks"):
+        for name in (run_files.LOGS, run_files.RANKS):
             (path / name).mkdir()
-        pyz.write_entrypoint(path / ENTRYPOINT)
+        pyz.write_entrypoint(path / run_files.ENTRYPOINT)
         if workload:
-            _copy_workloads(path / "lib")
-        finish.write_json(str(path / "run.json"), dict(record))
+            _copy_workloads(path / run_files.LIB)
+        begun = {"created": time.time(), **processes.identify(pid)}
+        finish.write_json(str(path / run_files.RECORD), {**begun, **record})
         _point_latest(path)
     except OSError as error:
         shutil.rmtree(path, ignore_errors=True)
@@ -220,21 +200,6 @@ def stage_command(path: Path, record: Mapping[str, Any], *, workload: bool) -> t
     """
     command = (sys.executable, "-P", "-m", "toolkit.run_dir", str(path), json.dumps(record))
     return (*command, "--workload") if workload else command
-
-
-def record_of(spec: JobSpec, target: str, cwd: Path, now: float) -> dict[str, Any]:
-    """What ``run.json`` keeps of a job."""
-    return {
-        "created": now,
-        "target": target,
-        "host": platform.node(),
-        "pid": os.getpid(),
-        "cwd": str(cwd),
-        "world_size": spec.ntasks,
-        "num_nodes": spec.nodes,
-        "job": spec.as_dict(),
-        "code": _revision(cwd),
-    }
 
 
 def _copy_workloads(target: Path) -> None:
@@ -253,19 +218,13 @@ def _point_latest(path: Path) -> None:
     scratch.replace(path.parent / LATEST)
 
 
-def _revision(cwd: Path) -> dict[str, Any] | None:
+def revision(cwd: Path) -> dict[str, Any] | None:
     """The git commit of the user's code and whether it was changed; None outside a checkout."""
     describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    try:
-        said = subprocess.run(
-            ["git", "-C", str(cwd), *describe],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        ).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
+    asked = capture(["git", "-C", str(cwd), *describe], GIT_LIMIT_S)
+    if not asked.ok:
         return None
+    said = asked.stdout.strip()
     return {"revision": said.removesuffix("-dirty"), "dirty": said.endswith("-dirty")}
 
 
@@ -284,7 +243,8 @@ def main(argv: list[str]) -> None:
         made.rmdir()
         msg = f"{folder} exists already: this plan has been run. Print it anew with --dry-run."
         raise UsageError(msg)
-    fill(folder, json.loads(record), workload=rest == ["--workload"])
+    # What waits for the ranks, and can be cancelled, is the shell that this plan was pasted into.
+    fill(folder, json.loads(record), workload=rest == ["--workload"], pid=os.getppid())
 
 
 if __name__ == "__main__":

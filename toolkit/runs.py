@@ -6,14 +6,12 @@ what Slurm knows and from the ranks' logs.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import platform
 import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from toolkit.entrypoint import finish
+from toolkit.entrypoint import codes, finish, processes
 from toolkit.errors import UnavailableError, UsageError
 from toolkit.slurm import queue
 
@@ -66,7 +64,7 @@ def status(run: RunDir, environ: Mapping[str, str]) -> dict[str, Any]:
         shown.update(
             state="failed" if code else "completed", exit_code=code, failure=result["failure"]
         )
-    elif _alive(record):
+    elif processes.lives(record):
         shown["state"] = "running"
     return shown
 
@@ -84,7 +82,7 @@ def rebuild(run: RunDir, job: queue.JobStatus) -> dict[str, Any]:
         return result
     code = job.final_code
     failed = finish.judge(path, code)
-    if failed is not None and (failed["rank"] is None or job.state in queue.EXIT_CODES):
+    if failed is not None and (failed["rank"] is None or job.state in codes.OF_STATE):
         # Slurm's own word for why it ended a job is better than the rank that died of it.
         failed = finish.failure("slurm", f"ended as {job.state.lower()}", code)
     records = finish.rank_records(path)
@@ -115,7 +113,7 @@ def cancel(run: RunDir, environ: Mapping[str, str]) -> str:
         if refused:
             raise UnavailableError(f"job {job_id} could not be cancelled: {refused}")
         return f"asked Slurm to cancel job {job_id}"
-    if _alive(record):
+    if processes.lives(record):
         os.kill(record["pid"], signal.SIGTERM)
         return f"sent SIGTERM to process {record['pid']}"
     msg = (
@@ -123,13 +121,3 @@ def cancel(run: RunDir, environ: Mapping[str, str]) -> str:
         " does not run here. Cancel it there."
     )
     raise UnavailableError(msg)
-
-
-def _alive(record: Mapping[str, Any]) -> bool:
-    """Whether the ``toolkit run`` that made the record still runs on this machine."""
-    if record.get("host") != platform.node() or not isinstance(record.get("pid"), int):
-        return False
-    with contextlib.suppress(OSError):
-        os.kill(record["pid"], 0)
-        return True
-    return False

@@ -11,13 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.config import Setting
+from toolkit.decide import make_spec
 from toolkit.errors import UsageError
-from toolkit.job import JobSpec, Plan, Process, make_spec, parse_env, parse_time
+from toolkit.options import JobSpec, seconds, variables
+from toolkit.plan import Plan, Process
 
 
-def spec(command: tuple[str, ...] = (), workload: str | None = None, **options: Any) -> JobSpec:
+def spec(command: tuple[str, ...] = (), **options: Any) -> JobSpec:
     settings = {key: Setting(value, f"--{key}") for key, value in options.items()}
-    return make_spec(settings, command=command, workload=workload)
+    return make_spec(settings, list(command), explicit_command=True)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_contradictions_and_nonsense_are_usage_errors(options: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
+    ("text", "expected"),
     [
         ("30", 1800),
         ("1:30", 90),
@@ -74,33 +76,32 @@ def test_contradictions_and_nonsense_are_usage_errors(options: dict[str, Any]) -
         ("2-00:00:01", 172801),
     ],
 )
-def test_time_limits_are_read_as_slurm_reads_them(text: str, seconds: int) -> None:
-    assert parse_time(text, "--time") == seconds
+def test_time_limits_are_read_as_slurm_reads_them(text: str, expected: int) -> None:
+    assert seconds(text, "--time") == expected
 
 
 @pytest.mark.parametrize("text", ["", "1-", "a", "1:2:3:4", "1.5", "-5", "1-1:2:3:4", "0:00"])
 def test_other_times_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        parse_time(text, "--time")
+        seconds(text, "--time")
 
 
 def test_env_values_keep_every_character() -> None:
-    values, names = parse_env(("A=x=y, z", "B=", "TOKEN", "A=last"))
-    assert dict(values) == {"A": "last", "B": ""}
-    assert names == ("TOKEN",)
+    found = variables(["A=x=y, z", "B=", "TOKEN", "A=last"])
+    assert dict(found) == {"A": "last", "B": "", "TOKEN": None}
 
 
 @pytest.mark.parametrize("item", ["", "=x", "1A=x", "A B=x", "A-B", "A=\0"])
 def test_env_names_are_checked(item: str) -> None:
     with pytest.raises(UsageError):
-        parse_env((item,))
+        variables([item])
 
 
 def test_secrets_are_neither_recorded_nor_printed() -> None:
     job = spec(("true",), env=["WANDB_API_KEY=hunter2", "LR=0.1"])
     assert "hunter2" not in repr(job.as_dict())
     assert job.as_dict()["env"]["LR"] == "0.1"
-    plan = Plan("t", Path("/r"), Path("/"), ("true",), (Process(("true",)),), env=dict(job.env))
+    plan = Plan("t", Path("/r"), Path("/"), ("true",), (Process(("true",)),), env=job.env_values)
     assert "hunter2" not in plan.script()
 
 

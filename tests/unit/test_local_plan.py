@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.unit.jobs import PYTHON, decided, make_spec
 from toolkit.errors import UsageError
-from toolkit.job import JobSpec, Plan
 from toolkit.targets import local
+
+if TYPE_CHECKING:
+    from toolkit.plan import Plan
 
 RUN = Path("/runs/x")
 
@@ -19,21 +22,19 @@ def machine(**changes: Any) -> local.Machine:
         "hostname": "ws",
         "cpus": 8,
         "gpus": (),
-        "python": "/py",
         "job_id": 7,
         "port": 12345,
     }
     return local.Machine(**{**values, **changes})
 
 
-def compose(spec: JobSpec, environ: dict[str, str] | None = None, **changes: Any) -> Plan:
-    return local.compose(
-        spec, RUN, cwd=Path("/code"), environ=environ or {}, record={}, machine=machine(**changes)
-    )
+def plan_of(environ: dict[str, str] | None = None, **options: Any) -> Plan:
+    job = decided(environ, target="local", cwd=Path("/code"), run_dir=RUN, **options)
+    return local.plan(job, machine())
 
 
 def test_each_rank_gets_what_a_slurm_step_would_give_it() -> None:
-    plan = compose(JobSpec(command=("a",), nodes=2, ntasks_per_node=2))
+    plan = plan_of(command=("a",), nodes=2, ntasks_per_node=2)
     assert plan.env["SLURM_STEP_TASKS_PER_NODE"] == "2(x2)"
     assert plan.env["SLURM_STEP_NODELIST"] == "node[0-1]"
     assert plan.env["SLURM_CPUS_PER_TASK"] == "2"
@@ -47,13 +48,14 @@ def test_each_rank_gets_what_a_slurm_step_would_give_it() -> None:
 
 
 def test_every_rank_starts_through_the_isolated_entrypoint() -> None:
-    plan = compose(JobSpec(command=("train", "")))
-    assert plan.processes[0].argv == ("/py", "-I", "-S", f"{RUN}/entrypoint.pyz", "--", "train", "")
+    plan = plan_of(command=("train", ""))
+    entry = (PYTHON, "-I", "-S", f"{RUN}/entrypoint.pyz", "--")
+    assert plan.processes[0].argv == (*entry, "train", "")
 
 
 def test_a_workload_travels_with_the_run() -> None:
-    plan = compose(JobSpec(workload="sage", workload_args=("--epochs", "2")))
-    assert plan.processes[0].argv[5:] == ("/py", f"{RUN}/lib/workloads", "sage", "--epochs", "2")
+    plan = plan_of(workload="sage", workload_args=("--epochs", "2"))
+    assert plan.processes[0].argv[5:] == (PYTHON, f"{RUN}/lib/workloads", "sage", "--epochs", "2")
     assert "--workload" in plan.stage
 
 
@@ -70,7 +72,7 @@ def test_nothing_of_an_outer_job_reaches_the_ranks() -> None:
         "HOME": "/home/u",
         "MASTER_PORT": "29501",  # the outer rank's, not the user's
     }
-    plan = compose(JobSpec(command=("a",)), environ)
+    plan = plan_of(environ, command=("a",))
     seen = plan.environment(plan.processes[0], environ)
     assert seen["SLURM_STEP_NUM_TASKS"] == "1"
     assert not {"RANK", "SLURM_CPU_BIND", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MASTER_ADDR"} & set(
@@ -83,28 +85,26 @@ def test_nothing_of_an_outer_job_reaches_the_ranks() -> None:
 
 def test_a_users_own_port_is_kept() -> None:
     environ = {"MASTER_PORT": "29501"}
-    plan = compose(JobSpec(command=("a",)), environ)
+    plan = plan_of(environ, command=("a",))
     assert plan.environment(plan.processes[0], environ)["MASTER_PORT"] == "29501"
 
 
 def test_the_users_variables_win() -> None:
-    spec = JobSpec(command=("a",), env=(("GLOO_SOCKET_IFNAME", "eth0"), ("NOTE", "a b")))
-    plan = compose(spec)
+    plan = plan_of(env=(("GLOO_SOCKET_IFNAME", "eth0"), ("NOTE", "a b")))
     assert plan.env["GLOO_SOCKET_IFNAME"] == "eth0"
     assert plan.env["NOTE"] == "a b"
 
 
 def test_a_variable_to_pass_on_must_be_there() -> None:
-    spec = JobSpec(command=("a",), env_names=("TOKEN",))
     with pytest.raises(UsageError, match="TOKEN"):
-        compose(spec)
-    plan = compose(spec, {"TOKEN": "hunter2"})
+        plan_of(env_names=("TOKEN",))
+    plan = plan_of({"TOKEN": "hunter2"}, env_names=("TOKEN",))
     assert "hunter2" not in plan.script()
     assert plan.environment(plan.processes[0], {"TOKEN": "hunter2"})["TOKEN"] == "hunter2"
 
 
 def test_file_rendezvous_is_a_fresh_file_of_this_run() -> None:
-    plan = compose(JobSpec(command=("a",), rendezvous="file"))
+    plan = plan_of(command=("a",), rendezvous="file")
     assert plan.env["TOOLKIT_INIT_METHOD"] == f"file://{RUN}/rendezvous"
 
 
@@ -140,13 +140,13 @@ def test_gpus_are_divided_among_the_nodes(
     gpus: int, job: dict[str, int], shares: list[str] | None
 ) -> None:
     names = tuple(str(index) for index in range(gpus))
-    spec = JobSpec(command=("a",), **job)  # type: ignore[arg-type]
+    spec = make_spec(**job)
     found, note = local.divide_gpus(names, spec)
     assert found == shares
     assert (note is not None) == (shares == ["", ""])
 
 
 def test_what_has_no_effect_here_is_said() -> None:
-    plan = compose(JobSpec(command=("a",), container_image="x", srun_args=("-v",)))
+    plan = plan_of(command=("a",), container_image="x", srun_arg=("-v",))
     assert any("--container-image" in note for note in plan.notes)
     assert any("--srun-arg" in note for note in plan.notes)

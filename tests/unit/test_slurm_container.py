@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.jobs import decided
+from toolkit import mounts as mounting
 from toolkit.errors import UsageError
-from toolkit.job import JobSpec
 from toolkit.slurm import container
 
 CWD = Path("/home/u/proj")
@@ -26,21 +27,20 @@ def absent(_: str) -> bool:
 
 
 def mounts(*items: str, exists: Any = there) -> list[str]:
-    return [str(mount) for mount in container.parse_mounts(items, CWD, ENVIRON, exists)[0]]
+    return [str(mount) for mount in mounting.parse(items, CWD, ENVIRON, exists)[0]]
 
 
-def compose(exists: Any = there, environ: dict[str, str] | None = None, **options: Any) -> Any:
-    values = {"command": ("python", "train.py"), "container_image": "nvcr.io/nvidia/pyg:24.01-py3"}
-    spec = JobSpec(**{**values, **options})
-    return container.compose(
-        spec,
-        "/runs/x",
-        cwd=CWD,
-        environ=ENVIRON if environ is None else environ,
-        variables=["NOTE", "TOOLKIT_RUN_DIR"],
-        suffix="42",
-        exists=exists,
-    )
+class Made(NamedTuple):
+    flags: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def compose(exists: Any = there, environ: dict[str, str] | None = None, **options: Any) -> Made:
+    options = {"container_image": "nvcr.io/nvidia/pyg:24.01-py3", **options}
+    where: dict[str, Any] = {"cwd": CWD, "run_dir": Path("/runs/x"), "exists": exists}
+    job = decided(ENVIRON if environ is None else environ, **where, **options)
+    flags, notes = container.flags(job, ["NOTE", "TOOLKIT_RUN_DIR"], "42")
+    return Made(tuple(flags), (*job.notes, *notes))
 
 
 def flag(flags: tuple[str, ...], name: str) -> str | None:
@@ -94,7 +94,7 @@ def test_case_6_1_what_cannot_be_a_mount_is_an_error(given: str, says: str) -> N
 def test_case_6_1_a_missing_source_is_an_error_or_a_note() -> None:
     with pytest.raises(UsageError, match="does not exist"):
         mounts("./input:/input", exists=absent)
-    found, notes = container.parse_mounts(["/lustre/x:/x"], CWD, ENVIRON, absent)
+    found, notes = mounting.parse(["/lustre/x:/x"], CWD, ENVIRON, absent)
     assert str(found[0]) == "/lustre/x:/x"
     assert any("/lustre/x" in note for note in notes)
 
@@ -276,9 +276,6 @@ def test_a_container_is_named_only_when_asked_and_for_this_job() -> None:
 @pytest.mark.parametrize("path", ["/home/u/a,b", "/home/u/2026-01-01T10:00"])
 def test_a_path_that_cannot_be_mounted_names_the_way_out(path: str) -> None:
     with pytest.raises(UsageError, match="--runs"):
-        container.passable(path, "the run directory")
-    spec = JobSpec(command=("a",), container_image="ubuntu")
+        mounting.passable(path, "the run directory")
     with pytest.raises(UsageError, match="--runs"):
-        container.compose(
-            spec, "/runs/x", cwd=Path(path), environ={}, variables=[], suffix="", exists=there
-        )
+        decided(container_image="ubuntu", cwd=Path(path))

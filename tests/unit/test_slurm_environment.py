@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit.jobs import decided, make_spec
 from toolkit.errors import UnavailableError, UsageError
-from toolkit.job import JobSpec
 from toolkit.slurm import environment
 from toolkit.targets import slurm
 
@@ -51,41 +51,36 @@ JOB = {
 }
 KEPT = {"SLURM_CONF": "/etc/slurm.conf", "HOME": "/home/u", "PATH": "/bin", "NCCL_DEBUG": "INFO"}
 EVERYTHING = {**OUTER, **JOB, **KEPT}
-SPEC = JobSpec(command=("a",))
 
 
 def test_case_8_9_a_new_job_sees_nothing_of_the_old_one() -> None:
-    unset = environment.outer(EVERYTHING, SPEC)
-    assert set(unset) == set(OUTER) | set(JOB)
+    assert set(environment.outer(EVERYTHING)) == set(OUTER) | set(JOB)
 
 
 def test_case_8_9_a_step_sees_its_job_and_nothing_of_another_step() -> None:
-    unset = environment.outer(EVERYTHING, SPEC, step=True)
-    assert set(unset) == set(OUTER)
+    assert set(environment.outer(EVERYTHING, step=True)) == set(OUTER)
 
 
 def test_case_8_9_what_the_user_asks_for_is_kept() -> None:
-    spec = JobSpec(command=("a",), env=(("SLURM_CPU_BIND", "none"),), env_names=("PMIX_RANK",))
-    unset = environment.outer(EVERYTHING, spec)
-    assert not {"SLURM_CPU_BIND", "PMIX_RANK"} & set(unset)
-    plan = slurm.submit_plan(spec, Path("/r"), cwd=Path("/"), environ=EVERYTHING, record={})
+    asked: dict[str, Any] = {"env": (("SLURM_CPU_BIND", "none"),), "env_names": ("PMIX_RANK",)}
+    job = decided(EVERYTHING, batch=True, **asked)
+    assert not {"SLURM_CPU_BIND", "PMIX_RANK"} & set(job.unset)
+    plan = slurm.plan(job)
     sees = plan.environment(plan.processes[0], EVERYTHING)
     assert (sees["SLURM_CPU_BIND"], sees["PMIX_RANK"]) == ("none", "0")
 
 
 def test_a_port_of_the_users_own_is_kept_and_an_address_only_in_a_step() -> None:
     mine = {"MASTER_PORT": "29501", "MASTER_ADDR": "here"}
-    assert environment.outer(mine, SPEC) == ("MASTER_ADDR",)
-    assert environment.outer(mine, SPEC, step=True) == ()
+    assert environment.outer(mine) == ("MASTER_ADDR",)
+    assert environment.outer(mine, step=True) == ()
 
 
 def test_login_node_software_stays_out_of_a_container_only() -> None:
     login = {"PYTHONHOME": "/p", "LD_PRELOAD": "x", "CONDA_PREFIX": "/c", "CONDA_EXE": "/c/conda"}
-    given: dict[str, Any] = {"cwd": Path("/code"), "record": {}, "exists": lambda _: True}
 
     def unset(**options: Any) -> set[str]:
-        spec = JobSpec(command=("a",), **options)
-        return set(slurm.compose(spec, Path("/r"), environ={**login, **KEPT}, **given).unset)
+        return set(slurm.plan(decided({**login, **KEPT}, **options)).unset)
 
     assert unset() == set()
     assert unset(container_image="ubuntu") == set(login)
@@ -94,27 +89,31 @@ def test_login_node_software_stays_out_of_a_container_only() -> None:
 
 
 def test_a_home_that_is_mounted_brings_no_packages_of_the_login_node() -> None:
-    spec = JobSpec(command=("a",), container_image="ubuntu", container_mount_home=True)
-    assert environment.variables(spec, "/toolkit-run")["PYTHONNOUSERSITE"] == "1"
-    assert "PYTHONNOUSERSITE" not in environment.variables(SPEC, "/r")
+    job = decided(container_image="ubuntu", container_mount_home=True)
+    assert job.variables()["PYTHONNOUSERSITE"] == "1"
+    assert "PYTHONNOUSERSITE" not in decided().variables()
 
 
 def test_a_rendezvous_file_is_one_of_this_attempt() -> None:
-    spec = JobSpec(command=("a",), rendezvous="file")
-    assert environment.variables(spec, "/r", "-7-1")["TOOLKIT_INIT_METHOD"] == (
-        "file:///r/rendezvous-7-1"
-    )
-    for path in ("/a?b", "/a#b"):
-        with pytest.raises(UsageError, match="--runs"):
-            environment.variables(spec, path)
+    job = decided(rendezvous="file").at(Path("/r"), "-7-1")
+    assert job.variables()["TOOLKIT_INIT_METHOD"] == "file:///r/rendezvous-7-1"
+
+
+@pytest.mark.parametrize("target", ["local", "slurm"])
+@pytest.mark.parametrize("folder", ["a?b", "a#b", "a\tb", "a\nb"])
+def test_a_rendezvous_file_is_never_outside_of_the_run(target: str, folder: str) -> None:
+    """torch cuts such an address short: on one machine the ranks met at ``a``."""
+    options: dict[str, Any] = {"target": target, "run_dir": Path("/home/u", folder, "x")}
+    with pytest.raises(UsageError, match="--runs"):
+        decided(rendezvous="file", **options)
+    decided(**options)
+    decided(rendezvous="file", container_image="ubuntu", **{**options, "target": "slurm"})
 
 
 def test_the_users_values_win_over_the_images() -> None:
-    spec = JobSpec(command=("a",), env=(("NCCL_DEBUG", "INFO"),), env_names=("TOKEN",))
     environ = {"MASTER_PORT": "1234", "TOOLKIT_STRICT": "1", "MASTER_ADDR": "x", "TOKEN": "t"}
-    names = environment.container_env(
-        spec, environment.variables(spec, "/r"), environ, environment.outer(environ, spec)
-    )
+    job = decided(environ, env=(("NCCL_DEBUG", "INFO"),), env_names=("TOKEN",))
+    names = environment.container_env(job)
     assert set(names) == {
         *("TOOLKIT_TARGET", "TOOLKIT_RUN_DIR", "PYTHONUNBUFFERED"),
         *("NCCL_DEBUG", "TOKEN", "MASTER_PORT", "TOOLKIT_STRICT"),
@@ -123,7 +122,7 @@ def test_the_users_values_win_over_the_images() -> None:
 
 def test_a_variable_to_pass_on_must_be_there() -> None:
     with pytest.raises(UsageError, match="TOKEN"):
-        environment.require(JobSpec(command=("a",), env_names=("TOKEN",)), {})
+        decided(env_names=("TOKEN",))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +136,6 @@ def test_a_variable_to_pass_on_must_be_there() -> None:
 )
 def test_no_allocation(environ: dict[str, str]) -> None:
     assert environment.allocation(environ) is None
-    environment.fits(JobSpec(nodes=99), environ)
 
 
 def environ(cpus: str = "4(x2)", nodes: str = "2", hosts: str = "node[01-02]") -> dict[str, str]:
@@ -162,7 +160,9 @@ def environ(cpus: str = "4(x2)", nodes: str = "2", hosts: str = "node[01-02]") -
     ],
 )
 def test_a_step_that_fits(options: dict[str, int], where: dict[str, str]) -> None:
-    environment.fits(JobSpec(**options), where)  # type: ignore[arg-type]
+    job = environment.allocation(where)
+    assert job is not None
+    environment.fits(make_spec(**options), job)
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,10 @@ def test_a_step_that_fits(options: dict[str, int], where: dict[str, str]) -> Non
 def test_a_step_that_does_not_fit_is_78(
     options: dict[str, int], where: dict[str, str], says: str
 ) -> None:
+    job = environment.allocation(where)
+    assert job is not None
     with pytest.raises(UnavailableError, match=says) as caught:
-        environment.fits(JobSpec(**options), where)  # type: ignore[arg-type]
+        environment.fits(make_spec(**options), job)
     assert caught.value.exit_code == 78
     assert "SLURM_JOB_ID=7" in str(caught.value)
 
@@ -203,4 +205,4 @@ def test_ranks_are_placed_where_the_allocation_is_uneven(
 ) -> None:
     job = environment.allocation(where)
     assert job is not None
-    assert environment.uneven(JobSpec(**options), job) == hosts
+    assert environment.uneven(make_spec(**options), job) == hosts

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.golden import check_golden, shellcheck
+from tests.unit.jobs import decided
 from toolkit.errors import UsageError
-from toolkit.job import JobSpec, Plan
 from toolkit.slurm import sbatch
 from toolkit.targets import slurm
+
+if TYPE_CHECKING:
+    from toolkit.plan import Plan
 
 CWD = Path("/home/u/run dir")
 RUN = Path("/home/u/runs/train-1")
@@ -22,16 +25,7 @@ IMAGE = "nvcr.io/nvidia/pyg:24.01-py3"
 
 
 def plan(environ: dict[str, str] | None = None, *, path: Path = RUN, **options: Any) -> Plan:
-    spec = JobSpec(**{"command": ("python", "train.py"), "job_name": "train", **options})
-    return slurm.submit_plan(
-        spec,
-        path,
-        cwd=CWD,
-        environ=environ or {},
-        record={},
-        python="/venv/bin/python",
-        exists=lambda _: True,
-    )
+    return slurm.plan(decided(environ, batch=True, cwd=CWD, run_dir=path, **options))
 
 
 def text(environ: dict[str, str] | None = None, **options: Any) -> str:
@@ -63,7 +57,7 @@ def test_case_8_4_cpus_are_said_twice() -> None:
 
 
 def test_case_8_10_tasks_are_said_twice() -> None:
-    options = {"cpus_per_task": 2, "sbatch_args": ("--exclusive",)}
+    options = {"cpus_per_task": 2, "sbatch_arg": ("--exclusive",)}
     for flag in ("--nodes=1", "--ntasks=1", "--ntasks-per-node=1"):
         assert flag in head(**options)
         assert f"{flag} " in srun_line(**options)
@@ -71,7 +65,7 @@ def test_case_8_10_tasks_are_said_twice() -> None:
 
 
 def test_case_8_10_gpus_of_sbatchs_own_are_not_bound() -> None:
-    assert "--gpu-bind=none" in srun_line(sbatch_args=("--gres=gpu:2",))
+    assert "--gpu-bind=none" in srun_line(sbatch_arg=("--gres=gpu:2",))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +96,7 @@ def test_case_8_5_names_and_folders_with_spaces() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"job_name": "a\nb"}, {"partition": "a\rb"}, {"sbatch_args": ("--comment=a\n#SBATCH -N9",)}],
+    [{"job_name": "a\nb"}, {"partition": "a\rb"}, {"sbatch_arg": ("--comment=a\n#SBATCH -N9",)}],
 )
 def test_case_8_5_a_line_break_in_the_head_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="line break"):
@@ -183,7 +177,7 @@ def test_names_that_bash_uses_itself_are_refused(name: str) -> None:
     ],
 )  # fmt: skip
 def test_a_contradiction_is_named(extra: tuple[str, ...]) -> None:
-    composed = plan(nodes=2, sbatch_args=extra)
+    composed = plan(nodes=2, sbatch_arg=extra)
     assert any(extra[0] in note for note in composed.notes) == (extra != ("--no-requeue",))
     assert f"#SBATCH {' '.join(extra)}" in composed.files["batch.sh"]
 
@@ -250,18 +244,22 @@ def carry_out(
     return ran.returncode, argv.read_bytes().decode().split("\0")[:-1], seen
 
 
+def in_harness(harness: Path, run: Path, python: str = "/none") -> dict[str, Any]:
+    return {"batch": True, "cwd": harness, "run_dir": run, "python": python}
+
+
 @settings(deadline=None, max_examples=40)
 @given(arguments=st.lists(WORD.filter(lambda word: word != ":"), max_size=5), value=WORD)
 def test_case_8_2_and_8_5_bash_passes_every_byte_on(
     harness: Path, arguments: list[str], value: str
 ) -> None:
-    spec = JobSpec(
-        command=("python", *arguments),
-        env=(("NOTE", value), ("EMPTY", "")),
-        srun_args=("--comment=it's $HOME",),
-    )
     script, _ = sbatch.script(
-        spec, harness / "run", cwd=harness, environ={}, python="/none", exists=lambda _: True
+        decided(
+            command=("python", *arguments),
+            env=(("NOTE", value), ("EMPTY", "")),
+            srun_arg=("--comment=it's $HOME",),
+            **in_harness(harness, harness / "run"),
+        )
     )
     assert "\r" not in script, "sbatch takes it for a script of another system"
     _, argv, env = carry_out(harness, script)
@@ -272,16 +270,16 @@ def test_case_8_2_and_8_5_bash_passes_every_byte_on(
 
 
 def test_what_only_the_job_knows_is_filled_in(harness: Path) -> None:
-    spec = JobSpec(
-        command=("a",),
-        array="0-3",
-        rendezvous="file",
-        container_image=IMAGE,
-        container_name="pyg",
-        container_mounts=("/data:/data",),
-    )
     script, _ = sbatch.script(
-        spec, harness / "run", cwd=harness, environ={}, python="/none", exists=lambda _: True
+        decided(
+            command=("a",),
+            array="0-3",
+            rendezvous="file",
+            container_image=IMAGE,
+            container_name="pyg",
+            container_mounts=("/data:/data",),
+            **in_harness(harness, harness / "run"),
+        )
     )
     (harness / "run").mkdir()
     for name in ("entrypoint.pyz", "run.json"):
@@ -300,13 +298,11 @@ def test_what_only_the_job_knows_is_filled_in(harness: Path) -> None:
 def test_case_10_4_the_scripts_exit_code_is_what_finish_says_or_sruns(harness: Path) -> None:
     run = harness / "finished"
     run.mkdir()
-    spec = JobSpec(command=("a",))
     (run / "entrypoint.pyz").write_text("import sys; sys.exit(int(sys.argv[3]) + 50)")
 
     def code(python: str, **path: str) -> int:
-        script, _ = sbatch.script(
-            spec, run, cwd=harness, environ={}, python=python, exists=lambda _: True
-        )
+        job = decided(command=("a",), **in_harness(harness, run, python))
+        script, _ = sbatch.script(job)
         return carry_out(harness, script, **path)[0]
 
     assert code("/usr/bin/python3") == 57
@@ -346,8 +342,8 @@ def test_case_10_4_the_scripts_exit_code_is_what_finish_says_or_sruns(harness: P
             "sbatch-odd",
             {
                 "command": ("python", "train.py", "sampling=c(4,2*7)", "it's $HOME", "", ":"),
-                "sbatch_args": ("--comment=a # b", "--mail-type", "END"),
-                "srun_args": ("--mpi=pmix",),
+                "sbatch_arg": ("--comment=a # b", "--mail-type", "END"),
+                "srun_arg": ("--mpi=pmix",),
                 "signal": "USR2@300",
                 "requeue": False,
                 "hold": True,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.golden import check_golden
+from tests.unit.jobs import decided
 from toolkit.errors import UnavailableError, UsageError
-from toolkit.job import JobSpec, Plan
-from toolkit.slurm import srun
+from toolkit.options import slurm_time
 from toolkit.targets import slurm
+
+if TYPE_CHECKING:
+    from toolkit.plan import Plan
 
 CWD = Path("/home/u/proj")
 RUN = Path("/home/u/proj/runs/train-1")
@@ -28,16 +31,7 @@ JOB = {
 
 
 def plan(environ: dict[str, str] | None = None, **options: Any) -> Plan:
-    spec = JobSpec(**{"command": ("python", "train.py"), "job_name": "train", **options})
-    return slurm.compose(
-        spec,
-        RUN,
-        cwd=CWD,
-        environ=environ or {},
-        record={},
-        python="/venv/bin/python",
-        exists=lambda _: True,
-    )
+    return slurm.plan(decided(environ, cwd=CWD, run_dir=RUN, **options))
 
 
 def argv(environ: dict[str, str] | None = None, **options: Any) -> list[str]:
@@ -109,13 +103,13 @@ def test_case_4_2_and_8_10_tasks_are_always_given_for_each_node(
     ],
 )  # fmt: skip
 def test_case_5_5_gpus_are_never_bound_one_to_a_rank(extra: tuple[str, ...]) -> None:
-    assert flags(nodes=2, srun_args=extra)["--gpu-bind"] == "none"
+    assert flags(nodes=2, srun_arg=extra)["--gpu-bind"] == "none"
 
 
 def test_case_5_5_no_gpus_no_binding() -> None:
     assert "--gpu-bind" not in flags()
     assert "--gpu-bind" not in flags(gpus_per_node=0)
-    assert "--gpu-bind" not in flags(srun_args=("--gres=license:1",))
+    assert "--gpu-bind" not in flags(srun_arg=("--gres=license:1",))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +125,7 @@ def test_case_5_5_no_gpus_no_binding() -> None:
 )  # fmt: skip
 def test_a_contradiction_is_named_and_the_user_wins(extra: tuple[str, ...]) -> None:
     options: dict[str, Any] = {"nodes": 2, "ntasks_per_node": 4, "gpus_per_node": 4}
-    composed = plan(**options, cpus_per_task=4, srun_args=extra)
+    composed = plan(**options, cpus_per_task=4, srun_arg=extra)
     words = composed.processes[0].argv
     at = words.index(extra[0])
     assert words[at : at + len(extra)] == extra
@@ -148,7 +142,7 @@ def test_a_contradiction_is_named_and_the_user_wins(extra: tuple[str, ...]) -> N
     ],
 )  # fmt: skip
 def test_what_contradicts_nothing_is_not_remarked(extra: tuple[str, ...]) -> None:
-    assert plan(nodes=2, gpus_per_node=4, srun_args=extra).notes == ()
+    assert plan(nodes=2, gpus_per_node=4, srun_arg=extra).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -161,7 +155,7 @@ def test_what_contradicts_nothing_is_not_remarked(extra: tuple[str, ...]) -> Non
     ],
 )
 def test_pyxis_is_told_a_thing_once(extra: str, gone: str) -> None:
-    composed = plan(container_image=IMAGE, container_writable=True, srun_args=(extra,))
+    composed = plan(container_image=IMAGE, container_writable=True, srun_arg=(extra,))
     words = composed.processes[0].argv
     assert extra in words
     assert not [word for word in words if word.startswith(gone) and word != extra]
@@ -172,7 +166,7 @@ def test_pyxis_is_told_a_thing_once(extra: str, gone: str) -> None:
 @pytest.mark.parametrize("extra", ["--container-image=x", "--container-mounts=/a:/a"])
 def test_a_container_is_asked_for_by_our_own_options(extra: str, image: str | None) -> None:
     with pytest.raises(UsageError, match="--container-"):
-        plan(container_image=image, srun_args=(extra,))
+        plan(container_image=image, srun_arg=(extra,))
 
 
 def test_case_8_1_the_environment_is_exported_whole() -> None:
@@ -199,10 +193,7 @@ def test_a_step_takes_what_its_job_has() -> None:
 
 
 def test_a_stale_allocation_does_not_count() -> None:
-    spec = JobSpec(command=("a",), nodes=9)
-    composed = slurm.compose(
-        spec, RUN, cwd=CWD, environ=JOB, record={}, stale="job 12 is gone", exists=lambda _: True
-    )
+    composed = plan(JOB, nodes=9, allocated=False, notes=("job 12 is gone",))
     assert not [word for word in composed.processes[0].argv if word.startswith("--jobid")]
     assert "SLURM_JOB_ID" in composed.unset
     assert "job 12 is gone" in composed.notes
@@ -234,12 +225,12 @@ def test_case_8_5_a_lone_colon_is_in_no_word_of_its_own(launcher: str) -> None:
     assert ":" not in words
     assert words[-3:-1] == ["sh", "-c"]
     with pytest.raises(UsageError, match=":"):
-        argv(srun_args=(":",))
+        argv(srun_arg=(":",))
 
 
 def test_a_nul_byte_is_refused() -> None:
     with pytest.raises(UsageError, match="NUL"):
-        plan(srun_args=("--comment=\0HOME\0",))
+        plan(srun_arg=("--comment=\0HOME\0",))
 
 
 def test_outside_of_a_container_this_python_starts_all() -> None:
@@ -283,7 +274,7 @@ def test_torchrun_is_the_commands_own() -> None:
     [(1, "0-00:00:01"), (90, "0-00:01:30"), (43200, "0-12:00:00"), (172801, "2-00:00:01")],
 )
 def test_times_are_written_as_slurm_reads_them(seconds: int, text: str) -> None:
-    assert srun.slurm_time(seconds) == text
+    assert slurm_time(seconds) == text
 
 
 @pytest.mark.parametrize(

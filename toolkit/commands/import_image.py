@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolkit import config
-from toolkit.commands.options import Cluster, Json
+from toolkit.commands.options import Cluster
 from toolkit.commands.view import message
 from toolkit.errors import UnavailableError, UsageError
 
@@ -54,7 +54,7 @@ def import_image(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")
     ] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Import an image once, as FOLDER/sha256-DIGEST.sqsh, which run and submit then start.
 
@@ -125,7 +125,7 @@ def srun_command(settings: Mapping[str, Setting], name: str) -> tuple[str, ...]:
 
 def node_environment() -> dict[str, str]:
     """This environment, without what an outer job's variables would tell an srun."""
-    from toolkit.job import JobSpec
+    from toolkit.slurm import helper
     from toolkit.slurm import environment
 
     inside = environment.allocation(os.environ) is not None

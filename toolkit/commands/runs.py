@@ -92,8 +92,8 @@ def cancel(which: Which = None, runs: Runs = None) -> None:
 
 def _find(which: str | None, runs: str | None) -> RunDir:
     cwd = Path.cwd()
-    settings = config.settings({"runs": runs}, os.environ, cwd)
-    return run_dir.find(which, run_dir.root(settings.get("runs"), cwd))
+    setting = config.settings({"runs": runs}, os.environ, cwd).get("runs")
+    return run_dir.find(which, run_dir.root(setting.value if setting else None, cwd))
 
 
 class _Printer:

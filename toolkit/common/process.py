@@ -1,4 +1,4 @@
-"""Starting and ending the processes of a run: what ``local``, ``slurm`` and ``docker`` share."""
+"""Starting and ending processes that others depend on."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING, Self
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+from toolkit.entrypoint import codes
 
-    from toolkit.job import Process
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 
 class Signals:
@@ -37,11 +37,11 @@ class Signals:
 
 
 def start(
-    process: Process, env: Mapping[str, str], cwd: Path, stderr: int = subprocess.STDOUT
+    argv: Sequence[str], env: Mapping[str, str], cwd: Path, stderr: int = subprocess.STDOUT
 ) -> subprocess.Popen[bytes]:
-    """Start a process of a plan; its output is read through pipes."""
+    """Start a process whose output is read through pipes."""
     return subprocess.Popen(
-        process.argv,
+        argv,
         env=env,
         cwd=cwd,
         stdin=subprocess.DEVNULL,
@@ -59,5 +59,4 @@ def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> No
 
 def exit_code(process: subprocess.Popen[bytes]) -> int:
     """Wait for a process; its exit code, 128+n for a signal."""
-    code = process.wait()
-    return code if code >= 0 else 128 - code
+    return codes.of_signal(process.wait())

@@ -17,6 +17,10 @@
 
 import os
 
+#: Where the run directory is in every container. No host has such a path, so a site that ignores
+#: --container-image fails at once instead of running outside of the image.
+IN_CONTAINER = "/toolkit-run"
+
 RECORD = "run.json"
 RESULT = "result.json"
 METRICS = "metrics.jsonl"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from typing import TYPE_CHECKING
+
+from toolkit.common.capture import capture
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,17 +19,13 @@ def unreachable(environ: Mapping[str, str]) -> str | None:
     missing = [name for name in ("srun", "scontrol") if shutil.which(name, path=path) is None]
     if missing:
         return f"{missing[0]} is not on PATH"
-    try:
-        ran = subprocess.run(
-            ["scontrol", "ping"], env=dict(environ), capture_output=True, text=True,
-            timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
+    asked = capture(["scontrol", "ping"], TIMEOUT_S, environ)
+    if asked.code is None:
         return f"the Slurm controller did not answer within {TIMEOUT_S} s"
     # "Slurmctld(primary) at HOST is UP"; a backup that is down does no harm.
-    if " is UP" in ran.stdout:
+    if " is UP" in asked.stdout:
         return None
-    said = (ran.stderr or ran.stdout).strip().splitlines()
+    said = (asked.stderr or asked.stdout).strip().splitlines()
     return f"the Slurm controller does not answer{f' ({said[-1]})' if said else ''}"
 
 
@@ -37,11 +34,4 @@ def has_pyxis(environ: Mapping[str, str]) -> bool:
 
     ``--container`` alone would prove nothing: it is Slurm's own option for OCI bundles.
     """
-    try:
-        ran = subprocess.run(
-            ["srun", "--help"], env=dict(environ), capture_output=True, text=True,
-            timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return "--container-image" in ran.stdout
+    return "--container-image" in capture(["srun", "--help"], TIMEOUT_S, environ).stdout

@@ -6,13 +6,16 @@ have kept their names since long before.
 
 from __future__ import annotations
 
-import subprocess
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from toolkit.common.capture import capture
+from toolkit.entrypoint import codes
+from toolkit.slurm import probe
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 TIMEOUT_S = 20
 FINAL_S = 10.0
@@ -42,18 +45,6 @@ HOPELESS = frozenset(
         "QOSNotAllowed",
     }
 )
-#: The exit code that stands for a final state, where no rank's own code is known.
-EXIT_CODES = {
-    "COMPLETED": 0,
-    "TIMEOUT": 124,
-    "DEADLINE": 124,
-    "CANCELLED": 130,
-    "OUT_OF_MEMORY": 137,
-    "NODE_FAIL": 75,
-    "BOOT_FAIL": 75,
-    "PREEMPTED": 75,
-    "REVOKED": 75,
-}
 
 
 @dataclass(frozen=True)
@@ -85,9 +76,8 @@ class JobStatus:
     @property
     def final_code(self) -> int:
         """The exit code that this final state stands for."""
-        if self.state in EXIT_CODES:
-            return EXIT_CODES[self.state]
-        return self.exit_code or 1
+        known = codes.OF_STATE.get(self.state)
+        return (self.exit_code or 1) if known is None else known
 
     def __str__(self) -> str:
         text = f"job {self.job_id} is {self.state.lower()}"
@@ -102,8 +92,8 @@ class JobStatus:
 def status(job_id: str, environ: Mapping[str, str]) -> JobStatus | None:
     """What Slurm knows of a job; None where neither command knows it or can be run."""
     for ask, parse in ((_SQUEUE, parse_squeue), (_SCONTROL, parse_scontrol), (_SACCT, parse_sacct)):
-        text = _output([*ask, job_id], environ)
-        found = parse(job_id, text) if text else None
+        asked = capture([*ask, job_id], TIMEOUT_S, environ)
+        found = parse(job_id, asked.stdout) if asked.ok else None
         if found is not None:
             return found
     return None
@@ -180,32 +170,20 @@ def parse_sacct(job_id: str, text: str) -> JobStatus | None:
     )
 
 
+def stale(job_id: str, environ: Mapping[str, str]) -> str:
+    """Why a job id in the environment is that of no running job; empty where it may be one."""
+    job = status(job_id, environ)
+    if job is not None:
+        why = "" if job.state == "RUNNING" else f"is {job.state.lower()}"
+    else:
+        why = "" if probe.unreachable(environ) else "is unknown to Slurm"
+    return why and f"SLURM_JOB_ID={job_id} of this shell {why}: this makes a job of its own"
+
+
 def cancel(job_id: str, environ: Mapping[str, str]) -> str | None:
     """Cancel a job; None where that was accepted, else what scancel said."""
-    try:
-        ran = subprocess.run(
-            ["scancel", job_id], env=dict(environ), capture_output=True, text=True,
-            timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return None if ran.returncode == 0 else ran.stderr.strip()
-
-
-def _output(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    """What a command prints; None where it is missing, fails or takes too long."""
-    try:
-        ran = subprocess.run(
-            command,
-            env=dict(environ),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return ran.stdout if ran.returncode == 0 else None
+    asked = capture(["scancel", job_id], TIMEOUT_S, environ)
+    return None if asked.ok else asked.said()
 
 
 def _state(text: str) -> str:
@@ -223,4 +201,4 @@ def _exit_code(text: str | None) -> int | None:
     code, colon, number = (text or "").partition(":")
     if not (colon and code.isdigit() and number.isdigit()):
         return None
-    return 128 + int(number) if int(number) else int(code)
+    return codes.SIGNAL + int(number) if int(number) else int(code)

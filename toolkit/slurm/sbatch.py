@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit import run_dir as run_dirs
-from toolkit.entrypoint.finish import SRUN_LOG
+from toolkit.common.environment import LOGIN_NODE
+from toolkit.entrypoint import codes, run_files
 from toolkit.errors import UsageError
+from toolkit.options import Said, said
 from toolkit.slurm import environment, srun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping
 
-    from toolkit.job import JobSpec
+    from toolkit.job import Job
+    from toolkit.options import JobSpec
 
-SCRIPT = "batch.sh"  #: in the run directory
-ELEMENT_LOG = "logs/srun-{}.log"  #: what is SRUN_LOG to an array's element, in the array's folder
-RUN_AGAIN = 75  #: exit code of a job that wants to run again
 MAX_RESTARTS = 50  #: by the script; a job that always ends with 75 must stop one day
 
 #: Sent to the ranks before the time limit, so that they can write a checkpoint. Preemption sends
@@ -46,73 +45,47 @@ _BASHS_OWN = frozenset({
     "UID", "_",
 })
 # fmt: on
-#: A NUL cannot be part of an argument, so this is how a word holds a shell variable.
 _VARIABLE = re.compile("\0([A-Za-z_]+)\0")
 _RUN = "\0toolkit_run\0"
 _INDEX = "\0SLURM_ARRAY_TASK_ID\0"
 
 
-def script(
-    spec: JobSpec,
-    path: Path,
-    *,
-    cwd: Path,
-    environ: Mapping[str, str],
-    python: str,
-    exists: Callable[[str], bool],
-) -> tuple[str, tuple[str, ...]]:
-    """The batch script for ``spec`` and notes about it.
-
-    Args:
-        spec: the job.
-        path: the run directory; an array's elements make a ``PATH_INDEX`` each.
-        cwd: where the job starts.
-        environ: the caller's environment.
-        python: this interpreter, where the nodes see it.
-        exists: whether a path is on this machine.
+def script(job: Job) -> tuple[str, tuple[str, ...]]:
+    """The batch script of a job, and notes about it; an array's elements make a ``RUN_INDEX`` each.
 
     Raises:
         UsageError: if an option cannot be written into the script's head, or contradicts it.
     """
+    spec, path = job.spec, job.run_dir
     if set("%\\\n'") & set(str(path)):
         msg = f"the run directory is {path}: %, \\, ' and line breaks do not get through a batch"
         raise UsageError(f"{msg} script to a log. Choose another folder with --runs DIR.")
-    head = _head(spec, path, cwd)
-    step = srun.compose(
-        spec,
-        _RUN,
-        kind="batch",
-        cwd=cwd,
-        environ=environ,
-        python=python,
-        job_id="\0SLURM_JOB_ID\0",
-        fresh="-\0SLURM_JOB_ID\0-\0toolkit_restart\0",
-        exists=exists,
-    )
-    notes = [*step.notes, *srun.contradictions(spec.sbatch_args, head, "--sbatch-arg")]
+    head = _head(job)
+    step = srun.compose(job.at(Path(_RUN), f"-{srun.JOB_ID}-\0toolkit_restart\0"))
+    notes = [*step.notes, *srun.contradictions(spec.sbatch_arg, head, "--sbatch-arg")]
     if "USR1" in (spec.signal or ""):
         notes.append("--signal USR1: NCCL takes USR1 for itself in some versions; USR2 is safe")
     lines = [
         "#!/usr/bin/env bash",
         *(f"#SBATCH {header_word(flag)}" for flag in head),
-        *([f"#SBATCH {' '.join(map(header_word, spec.sbatch_args))}"] if spec.sbatch_args else []),
+        *([f"#SBATCH {' '.join(map(header_word, spec.sbatch_arg))}"] if spec.sbatch_arg else []),
         f"# toolkit: {spec.nodes} x {spec.ntasks_per_node} ranks",
         "# shellcheck disable=SC2016",  # a dollar sign in the user's words is meant literally
         "set -uo pipefail",
         "",
-        *_start(spec, path, cwd),
+        *_start(job),
         "",
-        *_environment(spec, step.env, environ),
+        *_environment(job, step.env),
         "",
         " \\\n\t".join(_lines_of(step.argv)),
-        *_end(spec, python),
+        *_end(job),
     ]
     return "\n".join([*lines, ""]), tuple(notes)
 
 
 def submit_argv(path: Path) -> tuple[str, ...]:
     """The command that submits the script in the run directory ``path`` and prints the job's id."""
-    return ("sbatch", "--parsable", str(path / SCRIPT))
+    return ("sbatch", "--parsable", str(path / run_files.BATCH_SCRIPT))
 
 
 def array_indices(text: str) -> list[int]:
@@ -165,23 +138,18 @@ def shell_word(word: str) -> str:
     return "".join(quoted) or "''"
 
 
-def _head(spec: JobSpec, path: Path, cwd: Path) -> list[str]:
+def _head(job: Job) -> list[str]:
     """The flags of the script's head."""
-    flags = [
-        *srun.layout_flags(spec, (*spec.srun_args, *spec.sbatch_args)),
-        *srun.job_flags(spec),
-        *srun.limit_flags(spec),
-        f"--chdir={cwd}",
-        f"--output={path / (ELEMENT_LOG.format('%a') if spec.array else SRUN_LOG)}",
+    log = run_files.ELEMENT_LOG.format("%a") if job.spec.array else run_files.SRUN_LOG
+    return [
+        *srun.layout_flags(job.spec),
+        *said(job.spec, Said.JOB, Said.LIMIT),
+        f"--chdir={job.cwd}",
+        f"--output={job.run_dir / log}",
         "--open-mode=append",
         "--export=ALL",
-        "--requeue" if spec.requeue else "--no-requeue",
+        *said(job.spec, Said.HEAD),
     ]
-    if signal := signal_of(spec):
-        flags.append(f"--signal={signal}")
-    wanted = {"array": spec.array, "dependency": spec.dependency}
-    flags += [f"--{name}={value}" for name, value in wanted.items() if value]
-    return [*flags, "--hold"] if spec.hold else flags
 
 
 def signal_of(spec: JobSpec) -> str | None:
@@ -201,64 +169,68 @@ def signal_of(spec: JobSpec) -> str | None:
     return spec.signal
 
 
-def _start(spec: JobSpec, path: Path, cwd: Path) -> list[str]:
+def _start(job: Job) -> list[str]:
     """Where the job runs, and its run directory; an array's element makes its own."""
+    path, files, lacks = job.run_dir, run_files, codes.UNAVAILABLE
     lines = [f"toolkit_run={shlex.quote(str(path))}", "toolkit_restart=${SLURM_RESTART_COUNT:-0}"]
-    if spec.array:
-        parts = [run_dirs.ENTRYPOINT, *(["lib"] if spec.workload else [])]
+    if job.spec.array:
+        parts = [files.ENTRYPOINT, *([files.LIB] if job.workload else [])]
         sources = " ".join(shlex.quote(str(path / part)) for part in parts)
-        element = str(path / ELEMENT_LOG.format(_INDEX))
+        element = str(path / files.ELEMENT_LOG.format(_INDEX))
         lines = [
             f"toolkit_run={shell_word(f'{path}_{_INDEX}')}",
             lines[1],
-            'mkdir -p "$toolkit_run"/logs "$toolkit_run"/ranks || exit 78',
-            f'cp -R {sources} "$toolkit_run"/ || exit 78',
+            f'mkdir -p "$toolkit_run"/{files.LOGS} "$toolkit_run"/{files.RANKS} || exit {lacks}',
+            f'cp -R {sources} "$toolkit_run"/ || exit {lacks}',
             # toolkit submit has put it there, with the element's own job id.
-            '[ -e "$toolkit_run"/run.json ] ||',
-            f'\tcp {shlex.quote(str(path / "run.json"))} "$toolkit_run"/ || exit 78',
-            f'ln -sf {shell_word(element)} "$toolkit_run"/{SRUN_LOG}',
+            f'[ -e "$toolkit_run"/{files.RECORD} ] ||',
+            f'\tcp {shlex.quote(str(path / files.RECORD))} "$toolkit_run"/ || exit {lacks}',
+            f'ln -sf {shell_word(element)} "$toolkit_run"/{files.SRUN_LOG}',
         ]
+    left = f"{files.RANKS},{_result('*')},{files.log('*', job.spec.task)}"
+    there = f"cd {shlex.quote(str(job.cwd))} || exit {lacks}"
     return [
         *lines,
         # What an attempt left says nothing of the next one: it would be taken for its result.
         'if [ "$toolkit_restart" -gt 0 ]; then',
-        '\ttoolkit_before="$toolkit_run"/before-restart-"$toolkit_restart"',
+        f'\ttoolkit_before="$toolkit_run"/{files.BEFORE_RESTART}"$toolkit_restart"',
         '\tmkdir -p "$toolkit_before"',
-        '\tmv -f "$toolkit_run"/{ranks,result*.json,logs/rank-*} "$toolkit_before" 2>/dev/null',
-        f'\tcp "$toolkit_run"/{SRUN_LOG} "$toolkit_before"',
-        f'\t: >"$toolkit_run"/{SRUN_LOG}',
-        '\tmkdir "$toolkit_run"/ranks',
+        f'\tmv -f "$toolkit_run"/{{{left}}} "$toolkit_before" 2>/dev/null',
+        f'\tcp "$toolkit_run"/{files.SRUN_LOG} "$toolkit_before"',
+        f'\t: >"$toolkit_run"/{files.SRUN_LOG}',
+        f'\tmkdir "$toolkit_run"/{files.RANKS}',
         "fi",
-        f"cd {shlex.quote(str(cwd))} || exit 78  # Slurm goes on in /tmp where it is missing",
+        f"{there}  # Slurm goes on in /tmp where it is missing",
         'echo "toolkit: job $SLURM_JOB_ID, restart $toolkit_restart, on $SLURM_JOB_NODELIST"',
         "trap : TERM  # the ranks get it too; this script outlives them and records how they ended",
     ]
 
 
-def _environment(spec: JobSpec, env: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
+def _environment(job: Job, env: Mapping[str, str]) -> list[str]:
     """What is unset and set before srun."""
-    asked = environment.asked_for(spec)
+    asked = set(dict(job.spec.env))
     shells = sorted(_BASHS_OWN & asked)
     if shells:
         msg = f"--env {shells[0]}: bash has a use of its own for {shells[0]}. Take another name."
         raise UsageError(msg)
     inherited = [name for name in _SAID_AGAIN if name not in asked]
     lines = [f"unset {' '.join(inherited)}  # said again below"]
-    if names := environment.login_node(spec):
+    if job.container:
         words: list[str] = []
-        for name in names:
+        for name in LOGIN_NODE:
             if not name.endswith("_"):
-                words.append(name)
-            elif any(other.startswith(name) for other in spec.env_names):
-                words += sorted(n for n in environ if n.startswith(name) and n not in asked)
+                words += [name] if name not in asked else []
+            elif any(other.startswith(name) for other in asked):
+                words += sorted(n for n in job.left_out if n.startswith(name))
             else:
                 words.append(f'"${{!{name}@}}"')
         lines.append(f"unset {' '.join(words)}  # the login node's, not the image's")
-    passed = [name for name in (*spec.env_names, *env) if name not in env or _passed(name)]
-    if passed:
+    written = {
+        name: value for name, value in env.items() if not environment.through_sbatch(name, value)
+    }
+    if passed := [name for name in (*job.spec.env_names, *env) if name not in written]:
         lines.append(f"# from the environment of sbatch: {' '.join(passed)}")
-    lines += [f"export {name}={shell_word(env[name])}" for name in env if not _passed(name)]
-    return lines
+    return [*lines, *(f"export {name}={shell_word(value)}" for name, value in written.items())]
 
 
 #: Set by sbatch from the script's head and read by srun, by one release or the other.
@@ -271,10 +243,6 @@ _SAID_AGAIN = (
 )
 
 
-def _passed(name: str) -> bool:
-    return environment.through_sbatch(name)
-
-
 def _lines_of(argv: Iterable[str]) -> list[str]:
     """The words of the srun line, each on its own line; the command together on the last."""
     words = list(argv)
@@ -283,17 +251,17 @@ def _lines_of(argv: Iterable[str]) -> list[str]:
     return [" ".join(quoted[:2]), *quoted[2:command], " ".join(quoted[command:])]
 
 
-def _end(spec: JobSpec, python: str) -> list[str]:
+def _end(job: Job) -> list[str]:
     """Record how the job ended, run it again where it wants to, and exit with its code.
 
     The first Python that can is asked how it ended: some hosts have nothing newer than 3.6.
     """
     able = "import sys; sys.exit(sys.version_info < (3, 8))"
-    entry = f'"$toolkit_python" -I -S "$toolkit_run"/{run_dirs.ENTRYPOINT}'
+    entry = f'"$toolkit_python" -I -S "$toolkit_run"/{run_files.ENTRYPOINT}'
     lines = [
         "toolkit_code=$?",
         "",
-        f"for toolkit_python in {shlex.quote(python)} python3; do",
+        f"for toolkit_python in {shlex.quote(job.host_python)} python3; do",
         f"""\tif "$toolkit_python" -I -S -c '{able}' 2>/dev/null; then""",
         f'\t\t{entry} --finish "$toolkit_run" "$toolkit_code"',
         "\t\ttoolkit_code=$?",
@@ -301,12 +269,18 @@ def _end(spec: JobSpec, python: str) -> list[str]:
         "\tfi",
         "done",
     ]
-    if spec.requeue:
-        again = f'[ "$toolkit_code" -eq {RUN_AGAIN} ] && [ "$toolkit_restart" -lt {MAX_RESTARTS} ]'
+    if job.spec.requeue:
+        wants = f'[ "$toolkit_code" -eq {codes.RUN_AGAIN} ]'
+        aside = _result('-"$toolkit_restart"')
         lines += [
-            f"if {again}; then",
-            '\tmv "$toolkit_run"/result.json "$toolkit_run"/result-"$toolkit_restart".json',
+            f'if {wants} && [ "$toolkit_restart" -lt {MAX_RESTARTS} ]; then',
+            f'\tmv "$toolkit_run"/{run_files.RESULT} "$toolkit_run"/{aside}',
             '\tscontrol requeue "$SLURM_JOB_ID"',
             "fi",
         ]
     return [*lines, 'exit "$toolkit_code"']
+
+
+def _result(mark: str) -> str:
+    """The name of results that were set aside: ``result-1.json``."""
+    return run_files.RESULT.replace(".", f"{mark}.")

@@ -1,4 +1,4 @@
-"""The ``srun`` command of a job: a pure function from JobSpec to argv.
+"""The ``srun`` command of a job: a pure function from the job to argv.
 
 Everything is said on every srun, because what one Slurm release inherits from a job around it,
 another ignores: 22.05 reads SRUN_CPUS_PER_TASK where 24.11 reads SLURM_CPUS_PER_TASK, and a bare
@@ -7,24 +7,24 @@ another ignores: 22.05 reads SRUN_CPUS_PER_TASK where 24.11 reads SLURM_CPUS_PER
 
 from __future__ import annotations
 
-import os
 import shlex
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from toolkit import run_dir as run_dirs
+from toolkit.entrypoint import run_files
 from toolkit.errors import UsageError
+from toolkit.options import Said, said
 from toolkit.slurm import environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping
 
-    from toolkit.job import JobSpec
+    from toolkit.job import Job
+    from toolkit.options import JobSpec
 
-#: What srun is: a job of its own, a step in the allocation we are in, or a line of a batch script.
-Kind = Literal["job", "step", "batch"]
+#: In a batch script: a NUL cannot be part of an argument, so this is how a word holds a variable.
+JOB_ID = "\0SLURM_JOB_ID\0"
 
 #: Short options of srun and sbatch that say what we say too, or move what we rely on.
 _SHORT = {
@@ -79,7 +79,6 @@ _OPPOSITE = {
     "no-container-mount-home": "container-mount-home",
     "container-readonly": "container-writable",
 }
-_LOGS = "logs/{}-%t.log"  # run_dir.log_name() in Slurm's words
 _TRES = frozenset({"gres", "tres-per-task", "tres-per-node", "tres-per-job", "tres-per-socket"})
 
 
@@ -92,133 +91,76 @@ class Srun:
     notes: tuple[str, ...]
 
 
-def compose(
-    spec: JobSpec,
-    run_dir: str,
-    *,
-    kind: Kind,
-    cwd: Path,
-    environ: Mapping[str, str],
-    python: str,
-    job_id: str = "",
-    hosts: tuple[str, ...] = (),
-    fresh: str = "",
-    exists: Callable[[str], bool] = os.path.exists,
-) -> Srun:
-    """The step that runs ``spec``.
+def compose(job: Job, hosts: tuple[str, ...] = ()) -> Srun:
+    """The srun of a job: one that makes a job, a step of the allocation, or a batch script's.
 
     Args:
-        spec: the job.
-        run_dir: the run directory on the host.
-        kind: where the srun stands.
-        cwd: the current directory.
-        environ: the caller's environment.
-        python: the interpreter outside of a container; it must be where all nodes see it.
-        job_id: the job around it; for ``kind="job"`` there is none yet.
+        job: the job; in a batch script, its run directory and attempt are shell variables.
         hosts: the node of each rank, where srun must be told.
-        fresh: ends the name of the rendezvous file.
-        exists: whether a path is on this machine.
 
     Raises:
         UsageError: if an argument of the user's cannot be passed on.
     """
+    spec = job.spec
     _no_nul(spec)
-    inside = spec.container_image is not None
-    seen = environment.RUN_DIR if inside else run_dir
-    env = environment.variables(spec, seen, fresh)
-    flags = _resources(spec, kind, job_id)
+    env = job.variables()
+    flags = _resources(job)
     if hosts:
         flags.remove(f"--nodes={spec.nodes}")  # 24.11 refuses it beside arbitrary
         flags += ["--distribution=arbitrary", f"--nodelist={','.join(hosts)}"]
-    if kind == "batch":
-        flags += ["--open-mode=truncate", f"--output={run_dir}/{_LOGS.format(spec.task_is)}"]
+    if job.batch:
+        output = f"{job.run_dir}/{run_files.log('%t', spec.task)}"
+        flags += ["--open-mode=truncate", f"--output={output}"]
     else:
         flags.append("--label")
     notes: list[str] = []
-    if inside:
-        unset = environment.outer(environ, spec, step=kind == "step")
+    if job.container:
         from toolkit.slurm import container  # noqa: PLC0415 - milliseconds that others need not pay
 
-        made = container.compose(
-            spec,
-            run_dir,
-            cwd=cwd,
-            environ=environ,
-            variables=environment.container_env(spec, env, environ, unset),
-            suffix=job_id or PurePath(run_dir).name,
-            exists=exists,
-        )
-        flags += _without(made.flags, spec.srun_args)
-        notes += made.notes
-    elif any(name.startswith("container-") for name, _, _ in options(spec.srun_args)):
+        suffix = JOB_ID if job.batch else job.run_dir.name
+        suffix = job.allocation.job_id if job.allocation else suffix
+        made, notes = container.flags(job, environment.container_env(job), suffix)
+        flags += _without(made, spec.srun_arg)
+    elif any(name.startswith("container-") for name, _, _ in options(spec.srun_arg)):
         msg = "--srun-arg: a job in a container needs toolkit's own --container-image."
         raise UsageError(msg)
-    notes += contradictions(spec.srun_args, flags, "--srun-arg")
-    argv = ("srun", *flags, *spec.srun_args, *_entry(spec, seen, "python3" if inside else python))
+    notes += contradictions(spec.srun_arg, flags, "--srun-arg")
+    argv = ("srun", *flags, *spec.srun_arg, *_entry(job))
     return Srun(argv, env, tuple(notes))
 
 
-def tasks_per_node(spec: JobSpec) -> int:
-    """Slurm's tasks on a node: a rank each, or one torchrun that starts the ranks."""
-    return 1 if spec.launcher == "torchrun" else spec.ntasks_per_node
+def shell(job: Job, *, terminal: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """An interactive task with the job's image and mounts, and notes; a step in an allocation.
 
-
-def cpus_per_task(spec: JobSpec) -> int | None:
-    """CPUs of each of Slurm's tasks; a torchrun's has those of all its ranks, one at least."""
-    if spec.launcher == "torchrun":
-        return (spec.cpus_per_task or 1) * spec.ntasks_per_node
-    return spec.cpus_per_task
-
-
-def layout_flags(spec: JobSpec, user: Iterable[str] = ()) -> list[str]:
-    """Nodes, tasks, GPUs and CPUs, for srun and for the head of a batch script.
-
-    ``user`` are the user's own arguments, which may ask for GPUs too.
+    The job's nodes and tasks do not count. ``terminal`` tells whether there is one to connect.
     """
-    tasks = tasks_per_node(spec)
-    cpus = cpus_per_task(spec)
-    flags = [
-        f"--nodes={spec.nodes}",
-        f"--ntasks={spec.nodes * tasks}",
-        f"--ntasks-per-node={tasks}",
-    ]
+    from toolkit.slurm import container  # noqa: PLC0415 - as above
+
+    spec = job.spec
+    asked = sorted(dict(spec.env))
+    suffix = job.allocation.job_id if job.allocation else "shell"
+    mounted, notes = container.flags(job, asked, suffix, run_dir=False)
+    flags = ["--nodes=1", "--ntasks=1"]
+    flags += said(spec, Said.LIMIT) if job.allocation else said(spec, Said.JOB, Said.LIMIT)
     if spec.gpus_per_node is not None:
         flags.append(f"--gpus-per-node={spec.gpus_per_node}")
-    if cpus is not None:
-        flags.append(f"--cpus-per-task={cpus}")
+    if spec.cpus_per_task is not None:
+        flags.append(f"--cpus-per-task={spec.cpus_per_task}")
+    if terminal:
+        flags.append("--pty")
+    return ("srun", *flags, *mounted, *spec.srun_arg, *spec.command), tuple(notes)
+
+
+def layout_flags(spec: JobSpec) -> list[str]:
+    """Nodes, tasks, GPUs and CPUs, for srun and for the head of a batch script."""
+    flags = said(spec, Said.LAYOUT)
     # Bound to one GPU each, ranks could not use peer memory, and all would call theirs device 0.
     if spec.gpus_per_node or any(
         name.startswith("gpus") or (name in _TRES and "gpu" in (value or ""))
-        for name, value, _ in options(user)
+        for name, value, _ in options((*spec.srun_arg, *spec.sbatch_arg))
     ):
         flags.append("--gpu-bind=none")
     return flags
-
-
-def job_flags(spec: JobSpec) -> list[str]:
-    """What a job asks for and a step in one cannot: a step with --constraint waits for ever."""
-    wanted = {
-        "partition": spec.partition,
-        "account": spec.account,
-        "qos": spec.qos,
-        "constraint": spec.constraint,
-    }
-    return [f"--{name}={value}" for name, value in wanted.items() if value]
-
-
-def limit_flags(spec: JobSpec) -> list[str]:
-    """Memory, time and name, which jobs and steps have."""
-    time = slurm_time(spec.time) if spec.time else None
-    wanted = {"mem": spec.mem, "time": time, "job-name": spec.job_name}
-    return [f"--{name}={value}" for name, value in wanted.items() if value]
-
-
-def slurm_time(seconds: int) -> str:
-    """A time limit in Slurm's form, ``D-HH:MM:SS``."""
-    minutes, second = divmod(seconds, 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    return f"{days}-{hour:02}:{minute:02}:{second:02}"
 
 
 def options(args: Iterable[str]) -> list[tuple[str, str | None, str]]:
@@ -271,13 +213,12 @@ def carried(command: tuple[str, ...]) -> tuple[str, ...]:
     return ("sh", "-c", f"exec {shlex.join(command)}") if ":" in command else command
 
 
-def _resources(spec: JobSpec, kind: Kind, job_id: str) -> list[str]:
-    flags = [f"--jobid={job_id}", "--overlap"] if kind == "step" else []
-    flags += layout_flags(spec, (*spec.srun_args, *spec.sbatch_args))
-    if kind == "job":
-        flags += job_flags(spec)
-    if kind != "batch":
-        flags += limit_flags(spec)
+def _resources(job: Job) -> list[str]:
+    flags = [f"--jobid={job.allocation.job_id}", "--overlap"] if job.allocation else []
+    flags += layout_flags(job.spec)
+    if not job.batch:
+        places = (Said.LIMIT,) if job.allocation else (Said.JOB, Said.LIMIT)
+        flags += said(job.spec, *places)
     return [*flags, "--kill-on-bad-exit=1", "--export=ALL", "--input=none"]
 
 
@@ -304,31 +245,27 @@ def _without(flags: Iterable[str], args: tuple[str, ...]) -> list[str]:
     return [flag for flag in flags if flag[2:].partition("=")[0] not in replaced]
 
 
-def _entry(spec: JobSpec, seen: str, python: str) -> tuple[str, ...]:
+def _entry(job: Job) -> tuple[str, ...]:
     """What each task starts: the entrypoint, and behind it the command or a torchrun of it."""
-    if ":" in spec.srun_args:
+    if ":" in job.spec.srun_arg:
         msg = "--srun-arg ':' would start another component of the job. Leave it out."
         raise UsageError(msg)
-    command = spec.command
-    if spec.workload is not None:
-        command = (python, f"{seen}/{run_dirs.WORKLOADS}", spec.workload, *spec.workload_args)
-    entry = (python, "-I", "-S", f"{seen}/{run_dirs.ENTRYPOINT}")
-    if spec.launcher == "torchrun":
-        command = (*_torchrun(spec, command, python), *entry, "--", *command)
-        return (*entry, "--agent", str(spec.ntasks_per_node), "--", *carried(command))
-    return (*entry, "--", *carried(command))
+    if job.spec.task == run_files.NODE:
+        command = (*_torchrun(job), *job.entrypoint, "--", *job.command)
+        return (*job.entrypoint, "--agent", str(job.spec.ntasks_per_node), "--", *carried(command))
+    return (*job.entrypoint, "--", *carried(job.command))
 
 
-def _torchrun(spec: JobSpec, command: tuple[str, ...], python: str) -> tuple[str, ...]:
+def _torchrun(job: Job) -> tuple[str, ...]:
     """One torchrun a node, at the address that the entrypoint found, in Slurm's order of nodes.
 
     It is that of the Python which the command names, and starts each rank through the entrypoint.
     """
-    if PurePath(command[0]).name.startswith("python"):
-        python = command[0]
+    program = job.command[0]
+    python = program if PurePath(program).name.startswith("python") else job.python
     launch = (
         'exec "$0" -m torch.distributed.run'
-        f" --nnodes={spec.nodes} --nproc-per-node={spec.ntasks_per_node}"
+        f" --nnodes={job.spec.nodes} --nproc-per-node={job.spec.ntasks_per_node}"
         ' --node-rank="$NODE_RANK"'
         ' --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --no-python "$@"'
     )

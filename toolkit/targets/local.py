@@ -11,7 +11,6 @@ import contextlib
 import os
 import platform
 import queue
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,22 +21,20 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 from toolkit import run_dir as run_dirs
+from toolkit.common.capture import capture
 from toolkit.common.process import Signals, exit_code, signal_group, start
-from toolkit.entrypoint import finish
+from toolkit.entrypoint import codes, finish, run_files
 from toolkit.errors import UnavailableError
-from toolkit.job import Outcome, Plan, Process
-from toolkit.slurm import environment
+from toolkit.options import JobSpec
+from toolkit.plan import Outcome, Plan, Process
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping
 
     from toolkit.entrypoint.finish import Json
-    from toolkit.job import JobSpec
+    from toolkit.job import Job
     from toolkit.run_dir import RunDir
     from toolkit.targets import View
-
-NAME = "local"
 
 #: A failed or cancelled run's other ranks get this long between SIGTERM and SIGKILL.
 GRACE_S = 2.0
@@ -52,23 +49,17 @@ class Machine:
     hostname: str
     cpus: int
     gpus: tuple[str, ...]  #: as CUDA_VISIBLE_DEVICES names them
-    python: str
     job_id: int
     port: int
 
 
 def probe(environ: Mapping[str, str]) -> Machine:
     """Look at this machine: CPUs we may use, visible GPUs, a free port."""
-    listing = ""
-    if shutil.which("nvidia-smi"):
-        listing = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False
-        ).stdout
+    listing = capture(["nvidia-smi", "-L"], 30).stdout
     return Machine(
         hostname=platform.node(),
         cpus=len(os.sched_getaffinity(0)),
         gpus=visible_gpus(environ.get("CUDA_VISIBLE_DEVICES"), listing),
-        python=sys.executable,
         job_id=os.getpid(),
         port=_free_port(os.getpid()),
     )
@@ -103,101 +94,62 @@ def divide_gpus(gpus: tuple[str, ...], spec: JobSpec) -> tuple[list[str] | None,
     wanted = max(spec.gpus_per_node or 0, spec.ntasks_per_node)
     if len(gpus) < wanted * spec.nodes:
         note = (
-            f"{len(gpus)} visible GPUs are fewer than the {wanted * spec.nodes} that {spec.ntasks}"
-            f" ranks need: ranks use gloo on CPUs"
+            f"{len(gpus)} visible GPUs are fewer than the {wanted * spec.nodes} that"
+            f" {spec.world_size} ranks need: ranks use gloo on CPUs"
         )
         return [""] * spec.nodes, note
     share = spec.gpus_per_node or len(gpus) // spec.nodes
     return [",".join(gpus[node * share : (node + 1) * share]) for node in range(spec.nodes)], None
 
 
-def plan(
-    spec: JobSpec,
-    path: Path,
-    *,
-    cwd: Path,
-    environ: Mapping[str, str],
-    record: Mapping[str, object],
-) -> Plan:
-    """What will be executed on this machine, as it is now: one process a rank."""
-    return compose(spec, path, cwd=cwd, environ=environ, record=record, machine=probe(environ))
-
-
-def compose(
-    spec: JobSpec,
-    path: Path,
-    *,
-    cwd: Path,
-    environ: Mapping[str, str],
-    record: Mapping[str, object],
-    machine: Machine,
-) -> Plan:
-    """The plan for a given machine. Pure.
-
-    Args:
-        spec: the job.
-        path: the run directory.
-        cwd: where the ranks start.
-        environ: the caller's environment.
-        record: what ``run.json`` keeps.
-        machine: what this machine has.
-
-    Raises:
-        UsageError: if ``--env NAME`` names a variable that is not set.
-    """
-    environment.require(spec, environ)
-    env = {
-        "TOOLKIT_TARGET": NAME,
-        "TOOLKIT_RUN_DIR": str(path),
-        **step(spec, machine),
-        "PYTHONUNBUFFERED": "1",
-    }
-    unset = environment.outer(environ, spec)
-    if "MASTER_PORT" not in environ or "MASTER_PORT" in unset:
+def plan(job: Job, machine: Machine | None = None) -> Plan:
+    """One process a rank on this machine, as it is now, or as ``machine`` says."""
+    machine = machine or probe(job.environ)
+    spec = job.spec
+    given = {*job.environ} - {*job.unset}
+    env = {**job.variables(), **step(spec, machine)}
+    if "MASTER_PORT" not in given:
         env["MASTER_PORT"] = str(machine.port)
-    if "GLOO_SOCKET_IFNAME" not in environ and sys.platform == "linux":
+    if "GLOO_SOCKET_IFNAME" not in job.environ and sys.platform == "linux":
         env["GLOO_SOCKET_IFNAME"] = "lo"  # a laptop's own host name often resolves to nowhere
-    if spec.rendezvous == "file":
-        env["TOOLKIT_INIT_METHOD"] = f"file://{path / 'rendezvous'}"
     gpus, note = divide_gpus(machine.gpus, spec)
-    ignored = [
-        f"{name} has no effect on this machine"
-        for name, value in (
-            ("--container-image", spec.container_image),
-            ("--container-mounts", spec.container_mounts),
-            ("--srun-arg", spec.srun_args),
-            ("--launcher torchrun", spec.launcher == "torchrun"),
-        )
-        if value
-    ]
     processes = []
-    for rank in range(spec.ntasks):
+    for rank in range(spec.world_size):
         variables = rank_variables(spec, rank)
         if gpus is not None:
             variables["CUDA_VISIBLE_DEVICES"] = gpus[int(variables["SLURM_NODEID"])]
-        processes.append(
-            Process(
-                argv=rank_argv(spec, str(path), machine.python),
-                env=variables,
-                label=f"rank {rank}",
-                log=run_dirs.log_name(rank),
-            )
-        )
+        argv = (*job.entrypoint, "--", *job.command)
+        processes.append(Process(argv, variables, f"rank {rank}", run_files.log(rank)))
+    without = ("container_image", "container_mounts", "srun_arg", "launcher")
     return Plan(
         title=f"toolkit run: {spec.nodes} x {spec.ntasks_per_node} ranks on this machine",
-        run_dir=path,
-        cwd=cwd,
-        stage=run_dirs.stage_command(path, record, workload=spec.workload is not None),
+        run_dir=job.run_dir,
+        cwd=job.cwd,
+        stage=run_dirs.stage_command(job.run_dir, job.record, workload=job.workload),
         processes=tuple(processes),
-        env={**env, **dict(spec.env)},
-        unset=unset,
-        notes=tuple(filter(None, [note, *ignored])),
+        env={**env, **spec.env_values},
+        unset=job.unset,
+        notes=tuple(
+            filter(None, [note, *job.notes, *without_effect(spec, without, "on this machine")])
+        ),
     )
+
+
+def without_effect(spec: JobSpec, keys: Iterable[str], where: str) -> list[str]:
+    """Notes about options that were given and count for nothing here."""
+    default = JobSpec()
+    notes = []
+    for key in keys:
+        value = getattr(spec, key)
+        if value != getattr(default, key):
+            shown = f" {value}" if key == "launcher" else ""
+            notes.append(f"--{key.replace('_', '-')}{shown} has no effect {where}")
+    return notes
 
 
 def step(spec: JobSpec, machine: Machine) -> dict[str, str]:
     """The variables of a Slurm step that all its ranks have alike."""
-    cpus_per_task = spec.cpus_per_task or max(1, machine.cpus // spec.ntasks)
+    cpus_per_task = spec.cpus_per_task or max(1, machine.cpus // spec.world_size)
     several = spec.nodes > 1
     nodes = f"node[0-{spec.nodes - 1}]" if several else "node0"
     layout = f"{spec.ntasks_per_node}(x{spec.nodes})" if several else f"{spec.ntasks_per_node}"
@@ -208,7 +160,7 @@ def step(spec: JobSpec, machine: Machine) -> dict[str, str]:
         "SLURM_JOB_NUM_NODES": spec.nodes,
         "SLURM_NNODES": spec.nodes,
         "SLURM_NODELIST": nodes,
-        "SLURM_NTASKS": spec.ntasks,
+        "SLURM_NTASKS": spec.world_size,
         "SLURM_NTASKS_PER_NODE": spec.ntasks_per_node,
         "SLURM_TASKS_PER_NODE": layout,
         "SLURM_CPUS_PER_TASK": cpus_per_task,
@@ -216,7 +168,7 @@ def step(spec: JobSpec, machine: Machine) -> dict[str, str]:
         "SLURM_STEP_ID": 0,
         "SLURM_STEP_NODELIST": nodes,
         "SLURM_STEP_NUM_NODES": spec.nodes,
-        "SLURM_STEP_NUM_TASKS": spec.ntasks,
+        "SLURM_STEP_NUM_TASKS": spec.world_size,
         "SLURM_STEP_TASKS_PER_NODE": layout,
     }
     return {name: str(value) for name, value in variables.items()}
@@ -233,26 +185,19 @@ def rank_variables(spec: JobSpec, rank: int) -> dict[str, str]:
     return dict(zip(RANK_VARIABLES, values, strict=True))
 
 
-def rank_argv(spec: JobSpec, run_dir: str, python: str) -> tuple[str, ...]:
-    """A rank's command, behind the entrypoint; isolated, so no folder of the user breaks it."""
-    command = spec.command
-    if spec.workload is not None:
-        command = (python, f"{run_dir}/{run_dirs.WORKLOADS}", spec.workload, *spec.workload_args)
-    return (python, "-I", "-S", f"{run_dir}/{run_dirs.ENTRYPOINT}", "--", *command)
-
-
-def check(spec: JobSpec) -> None:
+def check(job: Job) -> None:
     """Raise UnavailableError where this Python cannot run the job."""
     from importlib.util import find_spec  # noqa: PLC0415 - two milliseconds that --dry-run need not pay
 
-    if spec.workload is None:
+    workload = job.spec.workload
+    if workload is None:
         return
-    needed = ("torch", "torch_geometric") if spec.workload == "sage" else ("torch",)
+    needed = ("torch", "torch_geometric") if workload == "sage" else ("torch",)
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         msg = (
-            f"The workload {spec.workload!r} needs {' and '.join(missing)}, which"
-            f" {sys.executable} does not have. Install them:"
+            f"The workload {workload!r} needs {' and '.join(missing)}, which"
+            f" {job.host_python} does not have. Install them:"
             " pip install -c constraints.txt 'pyg-slurm-toolkit[workloads]'"
         )
         raise UnavailableError(msg)
@@ -285,7 +230,7 @@ class _Rank:
             self._log.close()
 
 
-def run(spec: JobSpec, plan: Plan, run: RunDir, view: View, environ: Mapping[str, str]) -> Outcome:
+def run(job: Job, plan: Plan, run: RunDir, view: View) -> Outcome:
     """Start every rank, pass on what they print, and end all within seconds when one fails.
 
     A time limit ends the run with 124, SIGINT and SIGTERM with 130.
@@ -297,14 +242,15 @@ def run(spec: JobSpec, plan: Plan, run: RunDir, view: View, environ: Mapping[str
     with Signals() as signals:
         try:
             for number, process in enumerate(plan.processes):
-                started = start(process, plan.environment(process, environ), plan.cwd)
+                started = start(process.argv, plan.environment(process, job.environ), plan.cwd)
                 ranks.append(_Rank(number, started, run.log(number).open("wb"), view))
                 threading.Thread(target=_report, args=(ranks[-1], ended), daemon=True).start()
-            deadline = begun + spec.time if spec.time else None
+            limit = job.spec.time
+            deadline = begun + limit if limit else None
             running = len(ranks)
             while running and failure is None:
                 view.poll(run)
-                failure = _interrupted(signals, deadline, spec)
+                failure = _interrupted(signals, deadline, limit)
                 try:
                     rank, code = ended.get(timeout=0.1)
                 except queue.Empty:
@@ -320,7 +266,7 @@ def run(spec: JobSpec, plan: Plan, run: RunDir, view: View, environ: Mapping[str
         started=begun,
         ended=time.time(),
         hosts=tuple(finish.hosts(finish.rank_records(str(run.path))))
-        or (platform.node(),) * spec.nodes,
+        or (platform.node(),) * job.spec.nodes,
         failure=failure,
     )
 
@@ -329,11 +275,11 @@ def _report(rank: _Rank, ended: queue.SimpleQueue[tuple[int, int]]) -> None:
     ended.put((rank.rank, exit_code(rank.process)))
 
 
-def _interrupted(signals: Signals, deadline: float | None, spec: JobSpec) -> Json | None:
+def _interrupted(signals: Signals, deadline: float | None, limit: int | None) -> Json | None:
     if signals.caught is not None:
-        return finish.failure("toolkit", f"was cancelled by {signals.caught.name}", 130)
+        return finish.failure("toolkit", f"was cancelled by {signals.caught.name}", codes.CANCELLED)
     if deadline is not None and time.time() > deadline:
-        return finish.failure("toolkit", f"reached its time limit of {spec.time} s", 124)
+        return finish.failure("toolkit", f"reached its time limit of {limit} s", codes.TIME_LIMIT)
     return None
 
 

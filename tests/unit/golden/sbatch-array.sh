@@ -23,7 +23,7 @@ ln -sf /home/u/runs/train-1/logs/srun-"$SLURM_ARRAY_TASK_ID".log "$toolkit_run"/
 if [ "$toolkit_restart" -gt 0 ]; then
 	toolkit_before="$toolkit_run"/before-restart-"$toolkit_restart"
 	mkdir -p "$toolkit_before"
-	mv -f "$toolkit_run"/{ranks,result*.json,logs/rank-*} "$toolkit_before" 2>/dev/null
+	mv -f "$toolkit_run"/{ranks,result*.json,logs/rank-*.log} "$toolkit_before" 2>/dev/null
 	cp "$toolkit_run"/logs/srun.log "$toolkit_before"
 	: >"$toolkit_run"/logs/srun.log
 	mkdir "$toolkit_run"/ranks

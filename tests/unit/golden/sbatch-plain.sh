@@ -20,7 +20,7 @@ toolkit_restart=${SLURM_RESTART_COUNT:-0}
 if [ "$toolkit_restart" -gt 0 ]; then
 	toolkit_before="$toolkit_run"/before-restart-"$toolkit_restart"
 	mkdir -p "$toolkit_before"
-	mv -f "$toolkit_run"/{ranks,result*.json,logs/rank-*} "$toolkit_before" 2>/dev/null
+	mv -f "$toolkit_run"/{ranks,result*.json,logs/rank-*.log} "$toolkit_before" 2>/dev/null
 	cp "$toolkit_run"/logs/srun.log "$toolkit_before"
 	: >"$toolkit_run"/logs/srun.log
 	mkdir "$toolkit_run"/ranks

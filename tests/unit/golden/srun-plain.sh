@@ -8,5 +8,6 @@ cd /home/u/proj
 export TOOLKIT_TARGET=slurm
 export TOOLKIT_RUN_DIR=/home/u/proj/runs/train-1
 export PYTHONUNBUFFERED=1
+exec \
 srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --job-name=train --kill-on-bad-exit=1 --export=ALL --input=none --label /venv/bin/python -I -S /home/u/proj/runs/train-1/entrypoint.pyz -- python train.py
 )

@@ -10,5 +10,6 @@ export TOOLKIT_TARGET=slurm
 export TOOLKIT_RUN_DIR=/home/u/proj/runs/train-1
 export PYTHONUNBUFFERED=1
 export NOTE='it'"'"'s $5; ok'
+exec \
 srun --jobid=12 --overlap --nodes=2 --ntasks=8 --ntasks-per-node=4 --job-name=train --kill-on-bad-exit=1 --export=ALL --input=none --label /venv/bin/python -I -S /home/u/proj/runs/train-1/entrypoint.pyz -- python train.py
 )

@@ -10,17 +10,16 @@ import time
 from typing import IO, TYPE_CHECKING
 
 from toolkit.common.process import Signals, exit_code, start
-from toolkit.entrypoint import files, finish
+from toolkit.entrypoint import codes, files, finish, run_files
 from toolkit.errors import UnavailableError
-from toolkit.job import Outcome
-from toolkit.run_dir import log_name
+from toolkit.plan import Outcome
 from toolkit.slurm import queue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from toolkit.entrypoint.finish import Json
-    from toolkit.job import Plan
+    from toolkit.plan import Plan
     from toolkit.run_dir import RunDir
     from toolkit.targets import View
 
@@ -61,11 +60,11 @@ class _Listener:
                 self._message(match[2] if match else line)
             else:
                 number = int(match[1])
-                self._write(str(self._run.path / log_name(number, self._task_is)), match[2])
+                self._write(str(self._run.path / run_files.log(number, self._task_is)), match[2])
                 self._view.line(f"{self._task_is} {number}", _text(match[2]))
 
     def _message(self, line: bytes) -> None:
-        self._write(str(self._run.path / finish.SRUN_LOG), line)
+        self._write(str(self._run.path / run_files.SRUN_LOG), line)
         text = _text(line)
         if queued := _QUEUED.search(text):
             self.waiting_job = queued[1]
@@ -96,7 +95,7 @@ class _Listener:
             self._logs.clear()
 
 
-def run(plan: Plan, run: RunDir, view: View, environ: Mapping[str, str]) -> Outcome:
+def watch(plan: Plan, run: RunDir, view: View, environ: Mapping[str, str]) -> Outcome:
     """Run the plan's srun to its end, whatever ends it.
 
     The exit code is the first failing rank's own. SIGINT and SIGTERM cancel the step or job (130),
@@ -106,7 +105,7 @@ def run(plan: Plan, run: RunDir, view: View, environ: Mapping[str, str]) -> Outc
     begun = time.time()
     listener = _Listener(run, view)
     env = plan.environment(process, environ)
-    srun = start(process, env, plan.cwd, stderr=subprocess.PIPE)
+    srun = start(process.argv, env, plan.cwd, stderr=subprocess.PIPE)
     assert srun.stdout is not None
     assert srun.stderr is not None
     readers = [
@@ -134,7 +133,7 @@ def run(plan: Plan, run: RunDir, view: View, environ: Mapping[str, str]) -> Outc
     view.poll(run)
     if failed is None:
         failed = finish.judge(str(run.path), exit_code(srun))
-        if failed is not None and failed["exit_code"] == finish.CANCELLED:
+        if failed is not None and failed["exit_code"] == codes.CANCELLED:
             failed = _who_cancelled(failed, run, env)
     return Outcome(
         exit_code=failed["exit_code"] if failed else 0,
@@ -162,7 +161,9 @@ def _watch(
         time.sleep(0.05)
         view.poll(run)
         if signals.caught is not None:
-            return finish.failure("toolkit", f"was cancelled by {signals.caught.name}", 130)
+            return finish.failure(
+                "toolkit", f"was cancelled by {signals.caught.name}", codes.CANCELLED
+            )
         if listener.failed_at and time.monotonic() > listener.failed_at + END_LIMIT_S:
             return None
         job = listener.waiting_job
@@ -188,7 +189,7 @@ def _who_cancelled(failed: Json, run: RunDir, env: Mapping[str, str]) -> Json:
     """Ask Slurm why it ended a step: for a preempted one, srun says no more than for scancel."""
     job_id = finish.job_id(str(run.path))
     job = queue.final_status(job_id, env) if job_id else None
-    if job is None or job.state not in queue.EXIT_CODES or not job.final_code:
+    if job is None or job.state not in codes.OF_STATE or not job.final_code:
         return failed
     return finish.failure(
         "slurm", f"was ended: job {job_id} is {job.state.lower()}", job.final_code
