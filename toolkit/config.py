@@ -72,6 +72,11 @@ def settings(
     return found
 
 
+def value(found: Mapping[str, Setting], key: str) -> Any:
+    """An option's value; None where it is not set."""
+    return found[key].value if key in found else None
+
+
 def _flag(key: str, value: Any) -> str:
     """An option as it was typed; the values of a list (such as --env) are not shown."""
     option = f"--{key.replace('_', '-')}"

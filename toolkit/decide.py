@@ -116,7 +116,7 @@ def assemble(
     container = None
     told = list(notes)
     if image is not None and target != "local":
-        container, more = _container(spec, image, build, cwd, environ, exists)
+        container, more = _container(spec, image, build, cwd, environ, exists=exists)
         told += more
     asked = dict(spec.env)
     runs = run_dir.root(spec.runs, cwd)
@@ -330,6 +330,7 @@ def _container(
     build: str,
     cwd: Path,
     environ: Mapping[str, str],
+    *,
     exists: Callable[[str], bool],
 ) -> tuple[Container, list[str]]:
     """The container that ranks run in, and notes about it.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from toolkit.image import lock
+from toolkit.image import pin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +57,7 @@ def test_pushed_pulled_by_digest_and_trained_by_two_ranks(bed: Bed, image: str) 
     digest = digest_at(bed.registry, "team/pyg", "1")
     assert done.stdout == f"{bed.registry}/team/pyg@{digest}\n"
     assert re.search(r"[0-9a-f]{12} (Pushed|Layer already exists)", done.stderr)
-    recorded = lock.read(bed.folder)
+    recorded = pin.read(bed.folder)
     assert recorded
     assert (recorded.reference, recorded.digest) == (image, digest)
     assert recorded.platform == "linux/amd64"
@@ -74,7 +74,7 @@ def refused(bed: Bed, *arguments: str, code: int, stdin: str = "") -> str:
     done = bed.toolkit("push", *arguments, stdin=stdin)
     assert done.code == code, done.stderr
     assert done.stdout == ""
-    assert lock.read(bed.folder) is None
+    assert pin.read(bed.folder) is None
     return done.stderr.partition("toolkit: ")[2]
 
 
@@ -158,7 +158,7 @@ def test_build_and_push_in_one(bed: Bed, private: str, tmp_path: Path) -> None:
     name = private.replace("small", "at-once")
     done = bed.toolkit("build", tmp_path, f"--image={name}", "--no-smoke", "--push")
     assert done.code == 0, done.stderr
-    recorded = lock.read(bed.folder)
+    recorded = pin.read(bed.folder)
     assert recorded
     assert done.stdout == f"{name.removesuffix(':1')}@{recorded.digest}\n"
     assert "there is no .dockerignore" in done.stderr
@@ -169,6 +169,6 @@ def test_what_fails_its_smoke_test_is_not_pushed(bed: Bed, private: str, tmp_pat
     name = private.replace("small", "untested").replace(bed.registry_auth, bed.registry)
     done = bed.toolkit("build", tmp_path, f"--image={name}", "--push")
     assert done.code == 79
-    assert lock.read(bed.folder) is None
+    assert pin.read(bed.folder) is None
     with pytest.raises(urllib.error.HTTPError, match="404"):
         digest_at(bed.registry, "team/untested", "1")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.slurm.test_compose import NASTY, PYTHON, VALUES, WAIT, Cluster, cluster
-from toolkit.job import JobSpec
-from toolkit.slurm.environment import RUN_DIR
+from toolkit.entrypoint.run_files import IN_CONTAINER
+from toolkit.options import JobSpec
 
 __all__ = ["cluster"]  # the fixture
 
@@ -54,7 +54,7 @@ def test_arguments_and_variables_arrive_byte_for_byte(
         env = rank["env"]
         assert {name: env[name] for name in VALUES} == VALUES
         assert (env["RANK"], env["WORLD_SIZE"], rank["cwd"]) == (str(number), "4", "/workspace")
-        assert env["TOOLKIT_RUN_DIR"] == RUN_DIR
+        assert env["TOOLKIT_RUN_DIR"] == IN_CONTAINER
         assert not set(LOGIN_NODE) & set(env)
         assert (cluster.folder / "run" / "ranks" / f"{number}.json").exists()
 
@@ -94,5 +94,5 @@ def test_outside_of_the_container_nothing_starts(
         check=False,
     )
     assert ran.returncode != 0
-    assert RUN_DIR in ran.stderr + ran.stdout
+    assert IN_CONTAINER in ran.stderr + ran.stdout
     assert cluster.seen() == []

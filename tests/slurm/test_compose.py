@@ -8,12 +8,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from toolkit.job import JobSpec, Plan
+from tests.jobs import decided
+from toolkit.options import JobSpec
+from toolkit.slurm import queue
 from toolkit.targets import slurm
+
+if TYPE_CHECKING:
+    from toolkit.plan import Plan
 
 PYTHON = "/usr/bin/python3"
 SHOW = f"""#!{PYTHON}
@@ -53,23 +58,22 @@ class Cluster:
 
     def plan(self, spec: JobSpec, environ: dict[str, str] | None = None) -> Plan:
         """What toolkit run would do in ``environ``."""
-        return slurm.plan(
-            spec,
-            self.folder / "run",
-            cwd=self.folder,
-            environ=environ or dict(os.environ),
-            record={},
-        )
+        return self.plan_in("run", spec, environ)
 
     def batch(self, spec: JobSpec, environ: dict[str, str] | None = None) -> Plan:
         """What toolkit submit would do in ``environ``."""
-        return slurm.submit_plan(
-            spec,
-            self.folder / "run",
-            cwd=self.folder,
-            environ=environ or dict(os.environ),
-            record={},
+        return self.plan_in("run", spec, environ, batch=True)
+
+    def plan_in(
+        self, name: str, spec: JobSpec, environ: dict[str, str] | None = None, **more: Any
+    ) -> Plan:
+        """The plan of a run that is called ``name``."""
+        environ = environ or dict(os.environ)
+        where: dict[str, Any] = {"cwd": self.folder, "run_dir": self.folder / name}
+        job = decided(
+            environ, spec=spec, python=sys.executable, exists=os.path.exists, **where, **more
         )
+        return slurm.plan(job)
 
     def paste(
         self, plan: Plan, environ: dict[str, str] | None = None
@@ -104,7 +108,7 @@ def job(cluster: Cluster, *arguments: str, **options: Any) -> JobSpec:
     return JobSpec(command=(PYTHON, str(cluster.show), *arguments), **options)
 
 
-WAIT: dict[str, Any] = {"sbatch_args": ("--wait",)}
+WAIT: dict[str, Any] = {"sbatch_arg": ("--wait",)}
 
 
 @pytest.mark.parametrize("extra", [(), (":",)], ids=["case_8_5", "case_8_5_lone_colon"])
@@ -197,8 +201,7 @@ def test_a_step_in_an_allocation(cluster: Cluster) -> None:
         assert [env["SLURMD_NODENAME"] for env in seen] == ["node01"] * 2 + ["node02"] * 2
     finally:
         process.communicate("", timeout=30)
-    stale = slurm.stale(environ["SLURM_JOB_ID"], environ)
-    assert stale is not None
+    stale = queue.stale(environ["SLURM_JOB_ID"], environ)
     assert environ["SLURM_JOB_ID"] in stale
 
 
@@ -210,10 +213,7 @@ def test_steps_of_one_job_run_at_the_same_time(cluster: Cluster) -> None:
         for here, there in (("a", "b"), ("b", "a")):
             command = ("sh", "-c", meet, "sh", here, there)
             spec = JobSpec(command=command, nodes=2, ntasks_per_node=2)
-            path = cluster.folder / f"run-{here}"
-            plans.append(
-                slurm.plan(spec, path, cwd=cluster.folder, environ=environ, record={}).script()
-            )
+            plans.append(cluster.plan_in(f"run-{here}", spec, environ).script())
         steps = [subprocess.Popen(["bash", "-c", script], env=environ) for script in plans]
         assert [step.wait(timeout=60) for step in steps] == [0, 0]
     finally:
@@ -221,7 +221,7 @@ def test_steps_of_one_job_run_at_the_same_time(cluster: Cluster) -> None:
 
 
 def test_cpus_and_tasks_are_those_asked_for_case_8_4_and_8_10(cluster: Cluster) -> None:
-    spec = job(cluster, cpus_per_task=2, sbatch_args=("--wait", "--exclusive"))
+    spec = job(cluster, cpus_per_task=2, sbatch_arg=("--wait", "--exclusive"))
     ran = cluster.paste(cluster.batch(spec))
     assert ran.returncode == 0, ran.stderr
     (rank,) = cluster.seen()
@@ -318,13 +318,7 @@ COMMENTS = (
 def test_header_values_arrive_byte_for_byte_case_8_5(cluster: Cluster) -> None:
     for number, name in enumerate(COMMENTS):
         spec = JobSpec(command=("true",), job_name=name, hold=True)
-        plan = slurm.submit_plan(
-            spec,
-            cluster.folder / str(number),
-            cwd=cluster.folder,
-            environ=dict(os.environ),
-            record={},
-        )
+        plan = cluster.plan_in(str(number), spec, batch=True)
         ran = cluster.paste(plan)
         assert ran.returncode == 0, ran.stderr
         job_id = ran.stdout.strip()

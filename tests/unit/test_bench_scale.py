@@ -12,12 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from toolkit.commands import bench
-from toolkit.commands.bench import Size, flags, node_counts, report, scaling, size_of
-from toolkit.commands.options import JOB_OPTIONS
 from toolkit.errors import UsageError
+from toolkit.scale import Size, node_counts, report, scaling, size_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,29 +93,6 @@ def test_a_throughput_that_cannot_be_compared_is_named(value: object) -> None:
 @pytest.mark.parametrize("value", [5, [], ["much"], None])
 def test_memory_that_is_no_list_of_numbers_is_left_out(value: object) -> None:
     assert size_of(result(images_per_second=1, peak_pss_mb_per_node=value)).memory_mb is None
-
-
-def test_every_option_of_a_job_is_passed_on() -> None:
-    """What the command line gives is what ``toolkit run`` would be given."""
-    given_: list[str] = []
-    for name, annotation in JOB_OPTIONS.items():
-        flag, kind = f"--{name.replace('_', '-')}", str(annotation)
-        if name != "nodes":
-            given_.append(flag if "bool" in kind else f"{flag}={'7' if 'int' in kind else 'x'}")
-    seen: dict[str, Any] = {}
-
-    def keep(options: dict[str, Any]) -> list[str]:
-        seen.update(options)
-        raise UsageError("seen")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench, "flags", keep)
-        ran = CliRunner().invoke(bench.app, ["scale", "--nodes=1", *given_, "--cluster=x", "sage"])
-    assert isinstance(ran.exception, UsageError)
-    assert sorted(flags(seen)) == sorted([*given_, "--cluster=x"])
-    assert flags({"container_mount_home": False, "env": ["A=1", "B"], "mem": None}) == [
-        *("--no-container-mount-home", "--env=A=1", "--env=B")
-    ]
 
 
 def test_two_sizes_of_a_workload(tmp_path: Path) -> None:

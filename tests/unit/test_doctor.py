@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.jobs import decided
 from toolkit import config
-from toolkit.enroot import doctor
-from toolkit.enroot.doctor import FLAGS, Facts, judge, parse, pyxis_flags, with_profile
+from toolkit.cluster import doctor
+from toolkit.cluster.doctor import FLAGS, Facts, judge, parse, pyxis_flags, with_profile
+from toolkit.decide import make_spec
 from toolkit.errors import UnavailableError
-from toolkit.job import JobSpec, make_spec
 from toolkit.slurm import container
 
 if TYPE_CHECKING:
@@ -217,23 +218,19 @@ def test_a_saved_profile_is_what_a_job_goes_by(tmp_path: Path) -> None:
     old = dataclasses.replace(CLUSTER, srun_help=HELP.replace("container-env", "x"))
     assert doctor.save(old, tmp_path / "toolkit.toml") == "alpha"
     settings = config.settings({"container_image": "a.sqsh"}, {}, tmp_path)
-    spec = make_spec(settings, command=("true",))
+    spec = make_spec(settings, ["true"], explicit_command=True)
 
-    def compose(spec: JobSpec) -> container.Container:
-        return container.compose(
-            spec, "/runs/a", cwd=tmp_path, environ={}, variables=("A",), suffix="s",
-            exists=lambda _: True,
-        )  # fmt: skip
+    def compose(**options: Any) -> tuple[list[str], list[str]]:
+        return container.flags(decided(**options), ["A"], "s")
 
-    made = compose(spec)
-    assert not any(flag.startswith("--container-env") for flag in made.flags)
-    assert any("--container-env" in note for note in made.notes)
-    assert any(
-        f.startswith("--container-env") for f in compose(JobSpec(container_image="a.sqsh")).flags
-    )
-    flags = tuple(flag for flag in FLAGS if flag != "container-name")
+    flags, notes = compose(spec=spec)
+    assert not any(flag.startswith("--container-env") for flag in flags)
+    assert any("--container-env" in note for note in notes)
+    flags, _ = compose(container_image="a.sqsh")
+    assert any(flag.startswith("--container-env") for flag in flags)
+    known = tuple(flag for flag in FLAGS if flag != "container-name")
     with pytest.raises(UnavailableError, match="--container-name"):
-        compose(JobSpec(container_image="a.sqsh", container_name="n", pyxis_flags=flags))
+        compose(container_image="a.sqsh", container_name="n", pyxis_flags=known)
 
 
 # ---- the command

@@ -6,16 +6,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.jobs import decided
 from tests.unit.test_enroot_import import superblock
 from toolkit.enroot.customize import RECORD, Additions, install_script, make
 from toolkit.enroot.site import Site
 from toolkit.errors import ImportImageError, UsageError
-from toolkit.job import JobSpec
-from toolkit.slurm import shell
+from toolkit.targets import slurm
+
+if TYPE_CHECKING:
+    from toolkit.plan import Plan
 
 FAKES = {"apt-get": "", "python": "", "mktemp": 'mkdir -p "$FOLDER/w"; echo "$FOLDER/w"'}
 
@@ -112,14 +115,15 @@ def test_nothing_to_add_is_an_error(tmp_path: Path) -> None:
 # ---- the shell
 
 
-def compose(*, terminal: bool = True, environ: dict[str, str] | None = None, **job: Any) -> Any:
-    spec = JobSpec(container_image="nvcr.io/nvidia/pyg:24.01-py3", command=("sh",), **job)
-    return shell.compose(spec, cwd=Path("/home/u"), environ=environ or {}, terminal=terminal)
+def compose(*, terminal: bool = True, environ: dict[str, str] | None = None, **job: Any) -> Plan:
+    image = {"container_image": "nvcr.io/nvidia/pyg:24.01-py3", "command": ("sh",)}
+    given = {**image, "job_name": "job", **job}
+    return slurm.shell_plan(decided(environ, cwd=Path("/home/u"), **given), terminal=terminal)
 
 
 def test_a_shell_is_one_task_with_the_jobs_image_and_mounts() -> None:
     made = compose(nodes=4, ntasks_per_node=8, gpus_per_node=1, partition="gpu", time=3600)
-    assert made.argv == (
+    assert made.processes[0].argv == (
         "srun",
         "--nodes=1",
         "--ntasks=1",
@@ -137,17 +141,17 @@ def test_a_shell_is_one_task_with_the_jobs_image_and_mounts() -> None:
 
 
 def test_without_a_terminal_none_is_asked_for() -> None:
-    assert "--pty" not in compose(terminal=False).argv
+    assert "--pty" not in compose(terminal=False).processes[0].argv
 
 
 def test_in_an_allocation_it_is_a_step_and_the_login_nodes_python_stays_out() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "PYTHONHOME": "/opt", "RANK": "3"}
     made = compose(environ=environ, partition="gpu")
-    assert "--partition=gpu" not in made.argv
+    assert "--partition=gpu" not in made.processes[0].argv
     assert {"SLURM_NTASKS", "PYTHONHOME", "RANK"} <= set(made.unset)
     assert "SLURM_JOB_ID" not in made.unset
 
 
 def test_a_variable_of_the_users_wins_over_the_images() -> None:
     made = compose(env=(("A", "b"),))
-    assert "--container-env=A" in made.argv
+    assert "--container-env=A" in made.processes[0].argv

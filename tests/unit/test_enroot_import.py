@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.registry import serve
+from toolkit import decide
 from toolkit.common.lock import Lock
 from toolkit.config import Setting
-from toolkit.enroot import importing, squashfs, use
+from toolkit.enroot import importing, squashfs
 from toolkit.enroot.images import Images
 from toolkit.enroot.importing import Need, check_space, explain, needs
 from toolkit.enroot.registry import OCI_MANIFEST, Image
 from toolkit.enroot.site import Site
 from toolkit.errors import CredentialsError, ImportImageError, UsageError
 from toolkit.image.reference import parse
-from toolkit.job import JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -317,38 +317,50 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield server
 
 
+def image_of(cwd: Path, name: str, heard: list[str], *, dry_run: bool = False, **more: Any) -> str:
+    """The image of a job on Slurm, as ``run.json`` names it."""
+    given = {"container_image": name, "on": "slurm", **more}
+    settings = {key: Setting(value, f"--{key}") for key, value in given.items()}
+    job = decide.decide(
+        settings, ["true"], explicit_command=True, cwd=cwd, dry_run=dry_run, say=heard.append
+    )
+    return str(job.record["job"]["container_image"])
+
+
 def test_a_job_uses_the_imported_file_by_digest_and_says_so(tmp_path: Path) -> None:
-    spec = JobSpec(container_image=f"reg.example.com/team/img@{DIGEST}")
+    name = f"reg.example.com/team/img@{DIGEST}"
     heard: list[str] = []
-    assert use.imported(spec, {}, tmp_path, say=heard.append) is spec
+    assert image_of(tmp_path, name, heard) == name
     assert heard == []
     path = put(Images(tmp_path / "images"))
-    for job in (use.imported(spec, {}, tmp_path, say=heard.append), use.known(spec, {}, tmp_path)):
-        assert job.container_image == str(path)
+    assert image_of(tmp_path, name, heard) == str(path)
     assert str(path) in heard[0]
+    assert image_of(tmp_path, name, heard, dry_run=True) == str(path)
 
 
 def test_a_tag_that_moved_is_not_the_imported_file(tmp_path: Path, registry: Any) -> None:
     folder = Images(tmp_path / "elsewhere")
-    settings = {"images": Setting(str(folder.path), "--images")}
+    where: dict[str, Any] = {"images": str(folder.path)}
     digest = registry.image("1", {"a": b"old"})
     name = f"{registry.host}/team/img:1"
-    spec = JobSpec(container_image=name)
     heard: list[str] = []
-    assert use.imported(spec, settings, tmp_path, say=heard.append) is spec
+    assert image_of(tmp_path, name, heard, **where) == name
     assert registry.asked == []  # nothing of this repository was ever imported
     path = put(folder, digest, repository=f"{registry.host}/team/img")
-    assert use.imported(spec, settings, tmp_path, say=heard.append).container_image == str(path)
+    assert image_of(tmp_path, name, heard, **where) == str(path)
     registry.image("1", {"a": b"new"})
-    assert use.imported(spec, settings, tmp_path, say=heard.append) is spec
+    assert image_of(tmp_path, name, heard, **where) == name
     assert "another image by now" in heard[-1]
     del registry.manifests["1"]
-    assert use.imported(spec, settings, tmp_path, say=heard.append) is spec
+    assert image_of(tmp_path, name, heard, **where) == name
     assert "not used" in heard[-1]
 
 
-@pytest.mark.parametrize("image", [None, "./a.sqsh", "dockerd://img:1", "reg.example.com/img:1"])
-def test_other_images_stay_as_they_are(tmp_path: Path, image: str | None) -> None:
-    spec = JobSpec(container_image=image)
-    assert use.known(spec, {}, tmp_path) is spec
-    assert use.imported(spec, {}, tmp_path, say=pytest.fail) is spec
+@pytest.mark.parametrize("image", ["./a.sqsh", "dockerd://img:1", "reg.example.com/img:1"])
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_other_images_stay_as_they_are(tmp_path: Path, image: str, dry_run: bool) -> None:
+    (tmp_path / "a.sqsh").touch()
+    heard: list[str] = []
+    expected = {"./a.sqsh": str(tmp_path / "a.sqsh"), "dockerd://img:1": "img:1"}.get(image, image)
+    assert image_of(tmp_path, image, heard, dry_run=dry_run) == expected
+    assert heard == []

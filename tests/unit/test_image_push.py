@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from toolkit.errors import CredentialsError, PushError, ToolkitError
-from toolkit.image import lock
+from toolkit.image import pin
 from toolkit.image.login import Login
 from toolkit.image.push import follow
 
@@ -118,21 +118,21 @@ def test_other_failures_say_what_to_do(reason: str, advice: str) -> None:
 
 
 def test_the_lock_is_read_as_it_was_written(tmp_path: Path) -> None:
-    written = lock.Lock(
+    written = pin.Pin(
         'reg.example.com/team/img:1', DIGEST, "linux/amd64", {"torch": '2.13.0+"cpu"'}
     )  # fmt: skip
-    path = lock.write(written, tmp_path)
-    assert lock.read(tmp_path) == written
+    path = pin.write(written, tmp_path)
+    assert pin.read(tmp_path) == written
     assert path.stat().st_mode & 0o777 == 0o644
     assert [file.name for file in tmp_path.iterdir()] == ["image.lock"]
 
 
 def test_no_lock_is_none_and_a_damaged_one_is_named(tmp_path: Path) -> None:
-    assert lock.read(tmp_path) is None
+    assert pin.read(tmp_path) is None
     for damaged in ("reference = ", "reference = 'x'\n"):
         (tmp_path / "image.lock").write_text(damaged)
         with pytest.raises(ToolkitError, match=r"image\.lock is damaged"):
-            lock.read(tmp_path)
+            pin.read(tmp_path)
 
 
 def test_an_image_that_was_not_tested_tells_its_versions_itself() -> None:
@@ -140,5 +140,5 @@ def test_an_image_that_was_not_tested_tells_its_versions_itself() -> None:
         "Env": ["PATH=/bin", "PYTORCH_VERSION=2.13.0"],
         "Labels": {"org.pyg.version": "2.8.1"},
     }
-    assert lock.declared_versions(config) == {"torch": "2.13.0", "torch-geometric": "2.8.1"}
-    assert lock.declared_versions(json.loads('{"Env": null, "Labels": null}')) == {}
+    assert pin.declared_versions(config) == {"torch": "2.13.0", "torch-geometric": "2.8.1"}
+    assert pin.declared_versions(json.loads('{"Env": null, "Labels": null}')) == {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.unit.jobs import PYTHON, decided, make_spec
+from tests.jobs import PYTHON, decided, make_spec
 from toolkit.errors import UsageError
 from toolkit.targets import local
 

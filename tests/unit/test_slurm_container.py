@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.jobs import decided
+from tests.jobs import decided
 from toolkit import mounts as mounting
 from toolkit.errors import UsageError
 from toolkit.slurm import container

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.jobs import decided, make_spec
+from tests.jobs import decided, make_spec
 from toolkit.errors import UnavailableError, UsageError
 from toolkit.slurm import environment
 from toolkit.targets import slurm

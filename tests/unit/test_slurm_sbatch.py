@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.jobs import decided
 from tests.unit.golden import check_golden, shellcheck
-from tests.unit.jobs import decided
 from toolkit.errors import UsageError
 from toolkit.slurm import sbatch
 from toolkit.targets import slurm

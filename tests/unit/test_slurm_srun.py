@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.jobs import decided
 from tests.unit.golden import check_golden
-from tests.unit.jobs import decided
 from toolkit.errors import UnavailableError, UsageError
 from toolkit.options import slurm_time
 from toolkit.targets import slurm

@@ -13,7 +13,7 @@ import typer
 
 from toolkit import config, decide, launch
 from toolkit import scale as scaling
-from toolkit.commands import view
+from toolkit.commands.display import message, run_view
 from toolkit.commands.options import (
     EXPLICIT_COMMAND,
     AsJson,
@@ -51,14 +51,14 @@ def scale(
     def job(count: int) -> Job:
         return decide.decide(
             settings | {"nodes": config.Setting(count, f"--nodes {count}")}, words or [],
-            explicit_command=ctx.meta[EXPLICIT_COMMAND], cwd=cwd, dry_run=dry_run, say=view.message,
+            explicit_command=ctx.meta[EXPLICIT_COMMAND], cwd=cwd, dry_run=dry_run, say=message,
         )  # fmt: skip
 
     if dry_run:
         for count in counts:
             print(launch.script(job(count)), end="")
         return
-    sizes, code = scaling.measure(counts, job, lambda: view.view(sys.stderr), view.message)
+    sizes, code = scaling.measure(counts, job, lambda: run_view(sys.stderr), message)
     if as_json:
         shown = [
             {**asdict(size), "speed_up": up, "efficiency": efficiency}

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from toolkit.commands.display import build_view
 from toolkit.commands.image import EngineOption, configured_image, image_or_configured
 from toolkit.commands.push import PasswordStdin, Username
 
@@ -70,7 +71,7 @@ def build(
     from toolkit.commands import smoke as smoking
     from toolkit.image import build as room
     from toolkit.image import engine as engines
-    from toolkit.image import progress, reference
+    from toolkit.image import reference
     from toolkit.image.context import human, scan
 
     # A name that nobody chose is good enough for this machine, not for a registry.
@@ -104,8 +105,8 @@ def build(
     login = pushing.login_for(registry, username, password_stdin=password_stdin) if push else None
     result: dict[str, Any] = {"image": spec.tag}
     with engines.connect(engine) as found:
-        _say(f"engine: {found.describe()}")
-        with progress.shown() as view:
+        _say(f"engine: {found}")
+        with build_view() as view:
             built = room.build(found, spec, view, with_buildkit=builder is Builder.BUILDKIT)
         _say(f"built {spec.tag} ({built.image_id[:19]}, {built.platform}, {human(built.size)})")
         note = room.platform_note(spec.platform, built.platform)
@@ -118,9 +119,9 @@ def build(
             result["versions"] = report.versions
         if login:
             repository, _, tag = spec.tag.rpartition(":")
-            lock = pushing.push_and_lock(found, repository, tag, login, result.get("versions"))
-            result["digest"] = lock.digest
-            result["pushed"] = f"{repository}@{lock.digest}"
+            pin = pushing.push_and_pin(found, repository, tag, login, result.get("versions"))
+            result["digest"] = pin.digest
+            result["pushed"] = f"{repository}@{pin.digest}"
     typer.echo(json.dumps(result, indent=2) if as_json else result.get("pushed", spec.tag))
 
 

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from toolkit import config
-from toolkit.commands.import_image import fetch, node_environment, srun_command
-from toolkit.commands.options import Cluster
-from toolkit.commands.view import message
+from toolkit.commands.display import message
+from toolkit.commands.import_image import fetch
+from toolkit.commands.options import Cluster, OnNode, wants_node
+from toolkit.common.secrets import hide_logins
 from toolkit.errors import UsageError
 
 
@@ -31,7 +32,7 @@ def customize(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     images: Annotated[str | None, typer.Option(help="Folder of imported images.")] = None,
-    on: Annotated[str, typer.Option(help="local, or slurm: on a compute node.")] = "local",
+    on: OnNode = "local",
     partition: Annotated[
         str | None, typer.Option("-p", "--partition", help="Partition, with --on slurm.")
     ] = None,
@@ -50,6 +51,7 @@ def customize(
     from toolkit.enroot import customize as making
     from toolkit.enroot import images as stored
     from toolkit.enroot import site
+    from toolkit.slurm import helper
 
     added = making.Additions(
         apt=tuple(apt or ()),
@@ -59,19 +61,19 @@ def customize(
     )
     if not added.as_dict():
         raise UsageError("nothing to add: give --pip, --requirements, --apt or --script.")
-    if on not in {"local", "slurm"}:
-        raise UsageError(f"--on {on}: it runs local or on slurm.")
+    on_node = wants_node(on)
     if dry_run:
-        print(making.redact(making.install_script(added, {"from": source})), end="")
+        print(hide_logins(making.install_script(added, {"from": source})), end="")
         return
     cwd = Path.cwd()
     given = {"images": images, "partition": partition, "account": account}
     settings = config.settings(given, os.environ, cwd, cluster)
-    folder = stored.Images(stored.folder(settings.get("images"), cwd))
-    srun = srun_command(settings, "toolkit-customize") if on == "slurm" else ()
+    folder = stored.Images(stored.folder(config.value(settings, "images"), cwd))
+    srun = helper.srun_argv(settings, "toolkit-customize") if on_node else ()
     file, origin = _source(source, folder, srun)
+    environ = helper.helper_environment(os.environ)
     making.make(
-        file, cwd / output, added, site=site.find(os.environ), environ=node_environment(),
+        file, cwd / output, added, site=site.find(os.environ), environ=environ,
         say=message, origin=origin, srun=srun, force=force,
     )  # fmt: skip
     print(cwd / output)
@@ -86,7 +88,7 @@ def _source(name: str, folder: Any, srun: tuple[str, ...]) -> tuple[Path, dict[s
         file = (Path.cwd() / parsed.path).resolve()
         return file, {"file": str(file)}
     imported = folder.find(parsed.digest) if parsed.digest else None
-    imported = imported or fetch(name, folder, srun)
+    imported = imported or fetch(parsed, folder, srun)
     return imported.path, {"reference": parsed.docker(), "digest": imported.digest}
 
 

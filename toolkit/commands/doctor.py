@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from toolkit import config
-from toolkit.commands.import_image import node_environment
-from toolkit.commands.options import Cluster
-from toolkit.commands.view import message
-from toolkit.errors import UnavailableError, UsageError
+from toolkit.commands.display import message
+from toolkit.commands.options import Cluster, wants_node
+from toolkit.errors import UnavailableError
+from toolkit.slurm import helper
 
 
 def doctor(
@@ -23,8 +23,8 @@ def doctor(
         str | None, typer.Option("--image", "--container-image", help="Look at this image, too.")
     ] = None,
     on: Annotated[
-        str, typer.Option(help="here; or slurm: ask a compute node as well, with a short job.")
-    ] = "here",
+        str, typer.Option(help="local; or slurm: ask a compute node as well, with a short job.")
+    ] = "local",
     partition: Annotated[
         str | None, typer.Option("-p", "--partition", help="Partition of that job.")
     ] = None,
@@ -41,22 +41,15 @@ def doctor(
 
     Ends with 78 where something would stop a job.
     """
-    from toolkit.enroot import doctor as checks
+    from toolkit.cluster import doctor as checks
 
-    if on not in {"here", "slurm"}:
-        raise UsageError(f"--on {on}: a check runs here, or on slurm as well.")
+    on_node = wants_node(on)
     cwd = Path.cwd()
     settings = config.settings(
         {"partition": partition, "account": account}, os.environ, cwd, cluster
     )
-    flags = [
-        f"--{name}={settings[name].value}"
-        for name in ("partition", "account", "qos", "constraint")
-        if name in settings
-    ]
-    facts = checks.gather(
-        node_environment(), on_node=on == "slurm", srun_flags=flags, image=image or ""
-    )
+    srun = helper.srun_argv(settings, "toolkit-doctor", *checks.JOB_FLAGS) if on_node else ()
+    facts = checks.gather(helper.helper_environment(os.environ), srun=srun, image=image or "")
     found = checks.judge(facts)
     if as_json:
         shown = {

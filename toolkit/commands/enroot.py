@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolkit.commands.view import message
+from toolkit.commands.display import message
 
 if TYPE_CHECKING:
     from toolkit.enroot.install import Scope

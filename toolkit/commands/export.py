@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from toolkit.commands.display import message
 from toolkit.commands.image import EngineOption, image_or_configured
-from toolkit.commands.view import message
 
 
 def export(
@@ -30,7 +30,7 @@ def export(
     name = reference.parse(image_or_configured(image)).docker()
     target = Path.cwd() / output
     with engines.connect(engine, os.environ) as found:
-        message(f"exporting {name} from {found.describe()}")
+        message(f"exporting {name} from {found}")
         size = exporting.export(found, name, target, force=force)
     message(f"{target} has {size / 1e6:.0f} MB")
     print(target)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolkit import config
-from toolkit.commands.options import Cluster
-from toolkit.commands.view import message
+from toolkit.commands.display import message
+from toolkit.commands.options import AsJson, Cluster, OnNode, wants_node
 from toolkit.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from toolkit.config import Setting
     from toolkit.enroot.images import Images, Imported
+    from toolkit.image.reference import Reference
 
 DAY_S = 24 * 3600
 
@@ -34,7 +35,7 @@ def import_image(
         str | None,
         typer.Option(help="Folder that all nodes see [default: TOOLKIT_IMAGES, else images]."),
     ] = None,
-    on: Annotated[str, typer.Option(help="local, or slurm: on a compute node.")] = "local",
+    on: OnNode = "local",
     partition: Annotated[
         str | None, typer.Option("-p", "--partition", help="Partition, with --on slurm.")
     ] = None,
@@ -62,85 +63,63 @@ def import_image(
     level 3 (ENROOT_SQUASH_OPTIONS in the environment wins).
     """
     from toolkit.enroot import images as stored
+    from toolkit.slurm import helper
 
     cwd = Path.cwd()
     given = {"images": images, "partition": partition, "account": account}
     settings = config.settings(given, os.environ, cwd, cluster)
-    folder = stored.Images(stored.folder(settings.get("images"), cwd))
+    folder = stored.Images(stored.folder(config.value(settings, "images"), cwd))
     if clean:
         if image:
             raise UsageError("--clean goes through the whole folder: leave IMAGE out.")
         _clean(folder, unused * DAY_S, dry_run=dry_run)
         return
-    image = _configured(settings) if image is None else image
-    if on not in {"local", "slurm"}:
-        raise UsageError(f"--on {on}: an import runs local or on slurm.")
-    srun = srun_command(settings, "toolkit-import") if on == "slurm" else ()
+    named = _named(image, settings, cwd)
+    srun = helper.srun_argv(settings, "toolkit-import") if wants_node(on) else ()
     if dry_run:
-        _show(image, folder, srun)
+        _show(named, folder, srun)
         return
-    done = fetch(image, folder, srun, lock_timeout)
+    done = fetch(named, folder, srun, lock_timeout)
     record = {**done.record, "path": str(done.path)}
     print(json.dumps(record) if as_json else done.path)
 
 
-def _configured(settings: Mapping[str, Setting]) -> str:
-    """The project's image, by the digest that ``toolkit push`` wrote into ``image.lock``."""
-    from toolkit.image import lock
+def _named(image: str | None, settings: Mapping[str, Setting], cwd: Path) -> Reference:
+    """The image that was named, else the project's, which ``image.lock`` may pin."""
+    from toolkit.image import pin, reference
 
-    if "container_image" not in settings:
+    if image is not None:
+        return reference.parse(image)
+    configured = config.value(settings, "container_image")
+    if configured is None:
         raise UsageError("toolkit import: name an image, or give --clean.")
-    name = str(settings["container_image"].value)
-    found = lock.pinned(name, Path.cwd())
-    return found[0] if found else name
+    return pin.pinned(reference.parse(configured), cwd)[0]
 
 
 def fetch(
-    image: str, folder: Images, srun: tuple[str, ...], lock_timeout: float = 3600.0
+    image: Reference, folder: Images, srun: tuple[str, ...], lock_timeout: float = 3600.0
 ) -> Imported:
     """Import an image, if it is not there, and say what is done."""
     from toolkit.enroot import importing, site
-    from toolkit.image import reference
-    from toolkit.slurm import probe
+    from toolkit.slurm import helper, probe
 
     if srun:
         why = probe.unreachable(os.environ)
         if why:
             raise UnavailableError(f"--on slurm: {why}. Leave it out to use this machine.")
+    environ = helper.helper_environment(os.environ)
     return importing.fetch(
-        reference.parse(image), folder, site.find(os.environ), node_environment(),
+        image, folder, site.find(os.environ), environ,
         say=message, srun=srun, lock_timeout_s=lock_timeout,
     )  # fmt: skip
 
 
-def srun_command(settings: Mapping[str, Setting], name: str) -> tuple[str, ...]:
-    """The command that runs enroot on a compute node."""
-    flags = [
-        f"--{name}={settings[name].value}"
-        for name in ("partition", "account", "qos", "constraint", "time", "mem")
-        if name in settings
-    ]
-    return ("srun", "--nodes=1", "--ntasks=1", f"--job-name={name}", *flags)
-
-
-def node_environment() -> dict[str, str]:
-    """This environment, without what an outer job's variables would tell an srun."""
-    from toolkit.slurm import helper
-    from toolkit.slurm import environment
-
-    inside = environment.allocation(os.environ) is not None
-    dropped = environment.outer(os.environ, JobSpec(), step=inside)
-    return {name: value for name, value in os.environ.items() if name not in dropped}
-
-
-def _show(image: str, folder: Images, srun: tuple[str, ...]) -> None:
+def _show(image: Reference, folder: Images, srun: tuple[str, ...]) -> None:
     """What would be executed; the digest is not asked for."""
     from toolkit.enroot import squashfs
-    from toolkit.image import reference
 
-    parsed = reference.parse(image)
-    digest = parsed.digest or "sha256:DIGEST"
-    command = [*srun, "enroot", "import", "-o", str(folder.file(digest)), parsed.enroot()]
+    digest = image.digest or "sha256:DIGEST"
+    command = [*srun, "enroot", "import", "-o", str(folder.file(digest)), image.enroot()]
     print(f"export ENROOT_SQUASH_OPTIONS={shlex.quote(squashfs.OPTIONS)}")
     print(shlex.join(command))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolkit.commands.view import message
+from toolkit.commands.display import message
 from toolkit.errors import CredentialsError, UsageError
 
 if TYPE_CHECKING:

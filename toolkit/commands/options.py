@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from toolkit.commands.display import message
+from toolkit.errors import UsageError
 from toolkit.options import table
 
 if TYPE_CHECKING:
@@ -28,6 +30,10 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on stdout, all else on stderr.")
 ]
 
+OnNode = Annotated[
+    str, typer.Option("--on", help="local: this machine; slurm: a compute node of the cluster.")
+]
+
 EXPLICIT_COMMAND = "toolkit.explicit_command"
 
 _TYPES: dict[type, Any] = {
@@ -36,6 +42,19 @@ _TYPES: dict[type, Any] = {
     bool: bool | None,
     list: list[str] | None,
 }
+
+
+def wants_node(on: str) -> bool:
+    """Whether ``--on`` of a command that needs no training job asks for a compute node.
+
+    Raises:
+        UsageError: if it says something else than local or slurm.
+    """
+    if on == "here":  # the word of doctor's own once; for one release
+        message("--on here: is called --on local by now")
+    elif on not in {"local", "slurm"}:
+        raise UsageError(f"--on {on}: this command runs on local or slurm.")
+    return on == "slurm"
 
 
 def typed(option: Option) -> Any:

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from toolkit.commands.display import push_view
 from toolkit.commands.image import EngineOption, image_or_configured
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from toolkit.image.engine import Engine
-    from toolkit.image.lock import Lock
     from toolkit.image.login import Login
+    from toolkit.image.pin import Pin
 
 Username = Annotated[
     str | None, typer.Option(help="User at the registry; its password is read from stdin.")
@@ -52,12 +53,12 @@ def push(
         return
     login = login_for(str(parsed.registry), username, password_stdin=password_stdin)
     with engines.connect(engine) as found:
-        typer.echo(f"engine: {found.describe()}", err=True)
-        lock = push_and_lock(found, repository, tag, login)
+        typer.echo(f"engine: {found}", err=True)
+        pin = push_and_pin(found, repository, tag, login)
     if as_json:
-        typer.echo(json.dumps(vars(lock), indent=2))
+        typer.echo(json.dumps(vars(pin), indent=2))
     else:
-        typer.echo(f"{repository}@{lock.digest}")
+        typer.echo(f"{repository}@{pin.digest}")
 
 
 def login_for(registry: str, username: str | None, *, password_stdin: bool) -> Login:
@@ -80,30 +81,29 @@ def login_for(registry: str, username: str | None, *, password_stdin: bool) -> L
     return login.find(registry, given)
 
 
-def push_and_lock(
+def push_and_pin(
     engine: Engine,
     repository: str,
     tag: str,
     login: Login,
     versions: Mapping[str, str] | None = None,
-) -> Lock:
+) -> Pin:
     """Push, and write ``image.lock`` only when the registry has confirmed."""
-    from toolkit.image import lock as locks
-    from toolkit.image import progress
+    from toolkit.image import pin as pins
     from toolkit.image.push import push as push_image
 
     if login.problem:
         typer.echo(f"warning: {login.problem}", err=True)
-    with progress.layers_shown() as view:
+    with push_view() as view:
         digest = push_image(engine, repository, tag, login, view)
     attrs = engine.client.images.get(f"{repository}:{tag}").attrs
-    lock = locks.Lock(
+    pin = pins.Pin(
         reference=f"{repository}:{tag}",
         digest=digest,
         platform=f"{attrs['Os']}/{attrs['Architecture']}",
-        versions=versions or locks.declared_versions(attrs["Config"]),
-        build=locks.declared_build(attrs["Config"]),
+        versions=versions or pins.declared_versions(attrs["Config"]),
+        build=pins.declared_build(attrs["Config"]),
     )
-    path = locks.write(lock, Path.cwd())
+    path = pins.write(pin, Path.cwd())
     typer.echo(f"recorded in {path.name}", err=True)
-    return lock
+    return pin

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from toolkit import config, decide, launch
-from toolkit.commands import view
+from toolkit.commands.display import message, run_view
 from toolkit.commands.options import EXPLICIT_COMMAND, AsJson, Cluster, DryRun, Words
 
 
@@ -32,12 +32,12 @@ def run(
     cwd = Path.cwd()
     job = decide.decide(
         config.settings(options, os.environ, cwd, cluster), words or [],
-        explicit_command=ctx.meta[EXPLICIT_COMMAND], cwd=cwd, dry_run=dry_run, say=view.message,
+        explicit_command=ctx.meta[EXPLICIT_COMMAND], cwd=cwd, dry_run=dry_run, say=message,
     )  # fmt: skip
     if dry_run:
         print(launch.script(job), end="")
         return
-    result = launch.run(job, view.view(sys.stderr if as_json else sys.stdout), view.message)
+    result = launch.run(job, run_view(sys.stderr if as_json else sys.stdout), message)
     if as_json:
         print(json.dumps(result))
     raise typer.Exit(result["exit_code"])
@@ -59,12 +59,12 @@ def submit(
     cwd = Path.cwd()
     job = decide.decide(
         config.settings(options, os.environ, cwd, cluster), words or [], batch=True,
-        explicit_command=ctx.meta[EXPLICIT_COMMAND], cwd=cwd, dry_run=dry_run, say=view.message,
+        explicit_command=ctx.meta[EXPLICIT_COMMAND], cwd=cwd, dry_run=dry_run, say=message,
     )  # fmt: skip
     if dry_run:
         print(launch.script(job), end="")
         return
-    job_id, made = launch.submit(job, view.message)
+    job_id, made = launch.submit(job, message)
     print(json.dumps({"job_id": job_id, "run_dir": str(made.path)}) if as_json else made.path)
 
 
@@ -88,12 +88,12 @@ def shell(
     settings["on"] = config.Setting("slurm", "toolkit shell")
     job = decide.decide(
         settings, words or SHELL,
-        explicit_command=True, cwd=cwd, dry_run=dry_run, say=view.message,
+        explicit_command=True, cwd=cwd, dry_run=dry_run, say=message,
     )  # fmt: skip
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     plan = launch.shell_plan(job, terminal=terminal)
     for note in plan.notes:
-        view.message(note)
+        message(note)
     if dry_run:
         print(plan.commands(), end="")
     else:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolkit import config, run_dir
+from toolkit.commands.display import message
 from toolkit.commands.options import Runs
-from toolkit.commands.view import message
 from toolkit.entrypoint.finish import describe
 from toolkit.errors import UsageError
 
@@ -92,8 +92,8 @@ def cancel(which: Which = None, runs: Runs = None) -> None:
 
 def _find(which: str | None, runs: str | None) -> RunDir:
     cwd = Path.cwd()
-    setting = config.settings({"runs": runs}, os.environ, cwd).get("runs")
-    return run_dir.find(which, run_dir.root(setting.value if setting else None, cwd))
+    settings = config.settings({"runs": runs}, os.environ, cwd)
+    return run_dir.find(which, run_dir.root(config.value(settings, "runs"), cwd))
 
 
 class _Printer:

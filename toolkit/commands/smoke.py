@@ -41,7 +41,7 @@ def smoke(
         typer.echo(f"image {name}: {', '.join(room.names(gpus=gpus))}")
         return
     with engines.connect(engine) as found:
-        typer.echo(f"engine: {found.describe()}", err=True)
+        typer.echo(f"engine: {found}", err=True)
         report = show(found, name, gpus=gpus, to_stderr=as_json)
     if junit:
         junit.write_text(report.junit(), encoding="utf-8")

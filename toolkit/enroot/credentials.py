@@ -9,12 +9,11 @@ registry's: both need a line. Source: enroot 3.5 and 4.1, ``docker.sh`` and ``co
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from toolkit.entrypoint.run_files import write_whole
 from toolkit.errors import CredentialsError, UsageError
 from toolkit.image.reference import DOCKER_HUB, HOST, HUB_NAMES
 
@@ -298,14 +297,7 @@ def write(path: Path, text: str) -> None:
     try:
         target = path.resolve()  # a link into somebody's collection of dot files stays one
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=".credentials.")  # 0600
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(name, target)  # noqa: PTH105 - mkstemp gives a string
-        except BaseException:
-            os.unlink(name)  # noqa: PTH108
-            raise
+        write_whole(target, text, 0o600)
     except OSError as error:
         msg = f"{path} cannot be written: {error.strerror}. Nothing was changed."
         raise CredentialsError(msg) from error

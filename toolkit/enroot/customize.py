@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import shlex
 import shutil
@@ -12,6 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from toolkit.common.environment import left_out
+from toolkit.common.secrets import hide_logins
 from toolkit.enroot import squashfs
 from toolkit.enroot.importing import LIMIT_S, SQUASHED, UNPACKED, Need, check_space, run_enroot
 from toolkit.errors import ImportImageError, UsageError
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 #: Where an image keeps what was added to it: one JSON object a line, the newest last.
 RECORD = "/etc/toolkit-customized.jsonl"
-#: The login node's, which break Python in the image.
-LEFT_OUT = ("PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True)
@@ -43,14 +42,11 @@ class Additions:
         """What is set of it, without the logins of URLs."""
         found = {name: value for name, value in vars(self).items() if value}
         return {
-            name: redact(value) if isinstance(value, str) else [redact(item) for item in value]
+            name: hide_logins(value)
+            if isinstance(value, str)
+            else [hide_logins(item) for item in value]
             for name, value in found.items()
         }
-
-
-def redact(text: str) -> str:
-    """``text`` with user names and passwords in URLs replaced."""
-    return re.sub(r"(?<=://)[^/\s@'\"]+@", "***@", text)
 
 
 def install_script(added: Additions, record: Mapping[str, Any]) -> str:
@@ -155,7 +151,8 @@ def make(
     token = secrets.token_hex(8)
     part = target.with_name(f".{target.name}.{token}.part")
     install = target.with_name(f".{target.name}.{token}.install")
-    kept = {name: value for name, value in environ.items() if name not in LEFT_OUT}
+    dropped = left_out(environ)
+    kept = {name: value for name, value in environ.items() if name not in dropped}
     env = {"ENROOT_SQUASH_OPTIONS": squashfs.OPTIONS, **kept}
     begun = time.monotonic()
     try:

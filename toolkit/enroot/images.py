@@ -12,15 +12,18 @@ import os
 import re
 import time
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.enroot import squashfs
+from toolkit.enroot import site, squashfs
+from toolkit.entrypoint.run_files import write_whole
+from toolkit.errors import ToolkitError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
+    from types import ModuleType
 
-    from toolkit.config import Setting
     from toolkit.image.reference import Reference
 
 FOLDER = "images"
@@ -41,9 +44,9 @@ class Imported:
         return str(self.record["digest"])
 
 
-def folder(setting: Setting | None, cwd: Path) -> Path:
+def folder(images: str | None, cwd: Path) -> Path:
     """Where imported images are: as set, else ``images`` in the current directory."""
-    return cwd / Path(setting.value if setting else FOLDER).expanduser()
+    return cwd / Path(images or FOLDER).expanduser()
 
 
 class Images:
@@ -84,11 +87,8 @@ class Images:
             os.utime(image.path.with_suffix(".json"))
 
     def write_record(self, record: dict[str, Any]) -> None:
-        """Write what an image was imported from, whole or not at all."""
-        path = self.record(record["digest"])
-        scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
-        scratch.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        scratch.replace(path)
+        """Write what an image was imported from."""
+        write_whole(self.record(record["digest"]), json.dumps(record, indent=2) + "\n")
 
     def unused(self, age_s: float) -> Iterator[tuple[Path, float]]:
         """Images that no run has used for ``age_s`` seconds, and leftovers; with their age."""
@@ -122,3 +122,67 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) and "digest" in record else None
+
+
+# ---- what a job starts
+
+
+def find_known(reference: Reference, images: Images) -> Imported | None:
+    """The imported file of an image, as far as that is known without a registry: by digest."""
+    return images.find(reference.digest) if reference.digest else None
+
+
+def resolve(
+    reference: Reference,
+    images: Images,
+    environ: Mapping[str, str],
+    *,
+    import_first: bool,
+    say: Callable[[str], None],
+) -> Imported | None:
+    """The imported file that a job starts in an image's place; None where there is none.
+
+    A digest is looked for in the folder alone. A tag may have moved since the import, so the
+    registry is asked what it names now, but only where that repository was ever imported.
+
+    Args:
+        reference: an image in a registry.
+        images: the folder.
+        environ: the environment of enroot.
+        import_first: whether it is imported where it is not there, which may take long.
+        say: gets what the user should know.
+
+    Raises:
+        ToolkitError: Where the image was to be imported and could not be.
+    """
+    found = find_known(reference, images)
+    if found is None and import_first:
+        found = _importing().fetch(reference, images, site.find(environ), environ, say=say)
+    elif found is None and reference.digest is None and images.knows(reference):
+        found = _look_up(reference, images, environ, say)
+    if found:
+        images.used(found)
+        say(f"using the imported file of {reference.docker()}: {found.path}")
+    return found
+
+
+def _look_up(
+    reference: Reference, images: Images, environ: Mapping[str, str], say: Callable[[str], None]
+) -> Imported | None:
+    """The file of what the registry has under a tag now."""
+    try:
+        found = images.find(_importing().look_up(reference, site.find(environ)).digest)
+    except ToolkitError as error:
+        say(f"{error} The imported files in {images.path} are not used.")
+        return None
+    if found is None:
+        say(
+            f"{reference.docker()} is another image by now than the one in {images.path}: every"
+            " node imports it; --import does that once for all"
+        )
+    return found
+
+
+def _importing() -> ModuleType:
+    """Loaded where a registry is asked: HTTP and TLS are half the time of a dry run."""
+    return import_module("toolkit.enroot.importing")

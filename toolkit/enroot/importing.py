@@ -66,7 +66,7 @@ def look_up(reference: Reference, site: Site) -> Image:
     return _registry(reference, site).image(reference)
 
 
-def describe(reference: Reference, site: Site) -> dict[str, Any]:
+def look_up_details(reference: Reference, site: Site) -> dict[str, Any]:
     """Name, architecture, CUDA version and compressed size of an image in a registry.
 
     Raises:

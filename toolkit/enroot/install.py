@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from toolkit.entrypoint.run_files import write_whole
 from toolkit.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -100,25 +99,11 @@ def apply(steps: list[Step]) -> None:
                 with contextlib.suppress(OSError):  # other files are in it
                     step.path.parent.rmdir()
             elif step.action == "write":
-                _write(step)
+                step.path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(step.path, step.content, step.mode)
         except OSError as error:
             msg = (
                 f"{step.path} cannot be changed: {error.strerror}. --system takes an administrator;"
                 " --user installs for yourself."
             )
             raise UnavailableError(msg) from error
-
-
-def _write(step: Step) -> None:
-    step.path.parent.mkdir(parents=True, exist_ok=True)
-    # enroot reads what ends with .sh, .env, .fstab or .conf: the temporary name does not.
-    descriptor, name = tempfile.mkstemp(dir=step.path.parent, prefix=f".{step.path.name}.")
-    scratch = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(step.content)
-        scratch.chmod(step.mode)
-        scratch.replace(step.path)
-    except BaseException:
-        scratch.unlink()
-        raise

@@ -11,13 +11,13 @@ import json
 import platform
 import re
 import ssl
-import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from toolkit.common.capture import capture
 from toolkit.enroot import credentials
 from toolkit.errors import CredentialsError, ImportImageError
 from toolkit.image.reference import DOCKER_HUB, HUB_NAMES
@@ -338,14 +338,8 @@ def evaluate(entry: credentials.Entry) -> str:
     """
     if not entry.password.startswith("$"):
         return entry.password
-    try:
-        # Through stdin, for everybody sees arguments.
-        ran = subprocess.run(
-            ["sh"], input=f"{{ echo {entry.password}\n}} </dev/null\n", capture_output=True,
-            text=True, timeout=EVALUATE_S, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        ran = None
-    if ran is None or not ran.stdout.strip():
+    # Through stdin, for everybody sees arguments.
+    ran = capture(["sh"], EVALUATE_S, text=f"{{ echo {entry.password}\n}} </dev/null\n")
+    if not ran.stdout.strip():
         raise Refused(f"the command for the password of {entry.machine} gives none; try it by hand")
     return ran.stdout.strip()

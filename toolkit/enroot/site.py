@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from toolkit.common.capture import capture
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,25 +88,15 @@ def _sysconf(program: str) -> str:
 
 
 def _version(program: str, environ: Mapping[str, str]) -> tuple[int, ...]:
-    try:
-        ran = subprocess.run(
-            [program, "version"], env=dict(environ), capture_output=True, text=True,
-            timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
+    ran = capture([program, "version"], TIMEOUT_S, environ)
     found = re.search(r"\d+(\.\d+)+", ran.stdout)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def _settings(sysconf: str, environ: Mapping[str, str]) -> dict[str, str]:
     home = {"HOME": os.path.expanduser("~")}  # noqa: PTH111 - also without HOME in the environment
-    try:
-        ran = subprocess.run(
-            ["bash", "-c", READ, "bash", sysconf], env={**home, **environ}, capture_output=True,
-            text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
+    ran = capture(["bash", "-c", READ, "bash", sysconf], TIMEOUT_S, {**home, **environ})
+    if ran.code is None:
         config = environ.get("ENROOT_CONFIG_PATH") or f"{home['HOME']}/.config/enroot"
         return {"ENROOT_SYSCONF_PATH": sysconf, "ENROOT_CONFIG_PATH": config}
     pairs = (item.split("=", 1) for item in ran.stdout.split("\0") if "=" in item)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
+from toolkit.common.capture import capture
+from toolkit.common.secrets import is_secret
 from toolkit.errors import BuildError, UsageError
 from toolkit.image import buildkit, reference, versions
 from toolkit.image.context import digest
-from toolkit.image.lock import BUILD_ARGUMENT, BUILD_VARIABLE, PYG_LABEL
-from toolkit.image.stream import TAIL, View, failure, short
+from toolkit.image.pin import BUILD_ARGUMENT, BUILD_VARIABLE, PYG_LABEL
+from toolkit.image.stream import TAIL, View, short, step_failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from toolkit.image.engine import Engine
 
 TORCH_INDEXES = "https://download.pytorch.org/whl"
+GIT_LIMIT_S = 30
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -84,10 +86,10 @@ def make_spec(
     versions.check_variant(variant)
     repository, tag = reference.parse(name).push_target()
     arguments = build_arguments(variant, base, build_args)
-    secrets = secret_arguments(arguments)
-    if secrets:
+    secret = [name for name, value in arguments.items() if value and is_secret(name, value)]
+    if secret:
         raise UsageError(
-            f"--build-arg {', '.join(secrets)} looks like a secret, and the value of a build "
+            f"--build-arg {', '.join(secret)} looks like a secret, and the value of a build "
             "argument stays in the image's history: pip and git take theirs from files instead"
         )
     root = context.resolve()
@@ -190,7 +192,7 @@ def follow(stream: Iterable[Mapping[str, Any]], view: View) -> str:
     tail: deque[str] = deque(maxlen=TAIL)
     for item in stream:
         if "error" in item:
-            raise BuildError(failure(step, str(item["error"]), tail))
+            raise BuildError(step_failed(step, str(item["error"]), tail))
         aux = item.get("aux")
         if isinstance(aux, dict) and "ID" in aux:
             image_id = aux["ID"]
@@ -204,7 +206,7 @@ def follow(stream: Iterable[Mapping[str, Any]], view: View) -> str:
                 tail.append(line)
                 view.line(line)
     if not image_id:
-        raise BuildError(failure(step, "the engine's stream ended without an image", tail))
+        raise BuildError(step_failed(step, "the engine's stream ended without an image", tail))
     return image_id
 
 
@@ -232,16 +234,6 @@ def normal_platform(text: str) -> str:
 def same_platform(asked: str, built: str) -> bool:
     """Whether they are one platform; a variant such as ``/v8`` is not in an image's description."""
     return asked.split("/")[:2] == built.split("/")[:2]
-
-
-def secret_arguments(build_args: Mapping[str, str]) -> list[str]:
-    """The names of build arguments that look like secrets: their values stay in the image."""
-    words = re.compile(r"token|passw|secret|credential|api_?key|private_?key", re.IGNORECASE)
-    return [
-        name
-        for name, value in build_args.items()
-        if value and (words.search(name) or re.search(r"://[^/@\s]+@", value))
-    ]
 
 
 def build_arguments(variant: str, base: str | None, given: Iterable[str]) -> dict[str, str]:
@@ -285,13 +277,8 @@ def source_labels(context: Path) -> dict[str, str]:
     found = {}
 
     def git(*argv: str) -> str:
-        try:
-            return subprocess.run(
-                ["git", "-C", str(context), *argv],
-                capture_output=True, text=True, timeout=30, check=True,
-            ).stdout.strip()  # fmt: skip
-        except (OSError, subprocess.SubprocessError):
-            return ""
+        asked = capture(["git", "-C", str(context), *argv], GIT_LIMIT_S)
+        return asked.stdout.strip() if asked.ok else ""
 
     revision = git("rev-parse", "HEAD")
     if revision:

@@ -11,9 +11,10 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.common.capture import capture
 from toolkit.errors import BuildError, UnavailableError
 from toolkit.image.engine import SILENCE_SECONDS
-from toolkit.image.stream import TAIL, View, failure, short
+from toolkit.image.stream import TAIL, View, short, step_failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from toolkit.image.build import BuildSpec
     from toolkit.image.engine import Engine
 
+ASK_LIMIT_S = 30
 # What BuildKit says of each step beside the step's own output.
 NOISE = re.compile(r"DONE|CACHED|sha256:|transferring |resolve |extracting ")
 
@@ -52,17 +54,8 @@ def require(environ: Mapping[str, str]) -> None:
     """Raise UnavailableError unless the docker command line can build with BuildKit."""
 
     def ask(*argv: str) -> str:
-        try:
-            return subprocess.run(
-                ["docker", *argv],
-                env=environ,
-                capture_output=True,
-                text=True,
-                timeout=30,
-                check=True,
-            ).stdout.strip()
-        except (OSError, subprocess.SubprocessError):
-            return ""
+        asked = capture(["docker", *argv], ASK_LIMIT_S, environ)
+        return asked.stdout.strip() if asked.ok else ""
 
     version = ask("version", "--format", "{{.Client.Version}}")
     if not version:
@@ -115,5 +108,5 @@ def follow(lines: Iterable[str], view: View) -> str:
     if failed:
         reason = next(line for line in tail if line.startswith("ERROR"))
         step = f"step {short(names.get(failed, '#' + failed))}"
-        return failure(step, reason.removeprefix("ERROR: "), output.get(failed, ()))
-    return failure("", "BuildKit gave no image", tail)
+        return step_failed(step, reason.removeprefix("ERROR: "), output.get(failed, ()))
+    return step_failed("", "BuildKit gave no image", tail)

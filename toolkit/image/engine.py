@@ -51,7 +51,7 @@ class Engine:
         """Whether this is Podman, whose socket speaks Docker's language with an accent."""
         return self.name.startswith("Podman")
 
-    def describe(self) -> str:
+    def __str__(self) -> str:
         """One line for a log: what it is, where, and why this one."""
         note = "; only Docker's own engine is tested" if self.is_podman else ""
         return f"{self.name} at {self.url} ({self.source}){note}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import os
-import subprocess
+import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from toolkit.common.capture import capture
 from toolkit.image.engine import docker_config_folder
 from toolkit.image.reference import DOCKER_HUB, HUB_NAMES
 
@@ -114,16 +115,12 @@ def _stored(entry: Mapping[str, str]) -> dict[str, str]:
 
 def _ask(program: str, server: str, file: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """What a credential helper answers; empty where it knows nothing of the registry."""
-    try:
-        answer = subprocess.run(
-            [program, "get"], input=server, env=dict(environ), capture_output=True, text=True,
-            timeout=HELPER_SECONDS, check=False,
-        )  # fmt: skip
-    except FileNotFoundError as error:
-        raise _Problem(f"{file} names {program}, which is not installed") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise _Problem(f"{program}, which {file} names, does not answer") from error
-    if answer.returncode:
+    answer = capture([program, "get"], HELPER_SECONDS, environ, text=server)
+    if answer.code is None:
+        if shutil.which(program, path=environ.get("PATH")) is None:
+            raise _Problem(f"{file} names {program}, which is not installed")
+        raise _Problem(f"{program}, which {file} names, does not answer")
+    if not answer.ok:
         said = answer.stdout.strip() or answer.stderr.strip()
         if "not found" in said:
             return {}

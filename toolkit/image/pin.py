@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import tomllib
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.entrypoint.run_files import write_whole
 from toolkit.errors import UsageError
 from toolkit.image.reference import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from toolkit.image.reference import Reference
 
 FILE_NAME = "image.lock"
 BUILD_VARIABLE = "TOOLKIT_IMAGE_BUILD"
@@ -24,7 +25,7 @@ HEAD = "# Written by `toolkit push`. `toolkit run` starts exactly this image; co
 
 
 @dataclass(frozen=True)
-class Lock:
+class Pin:
     """An image as a registry has it."""
 
     reference: str
@@ -52,54 +53,53 @@ def declared_versions(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: version for name, version in found.items() if version}
 
 
-def write(lock: Lock, folder: Path) -> Path:
+def write(pin: Pin, folder: Path) -> Path:
     """Write ``image.lock`` in ``folder``, whole or not at all."""
     text = HEAD + "".join(
         f"{name} = {json.dumps(value)}\n"
         for name, value in (
-            ("reference", lock.reference),
-            ("digest", lock.digest),
-            ("platform", lock.platform),
-            ("build", lock.build),
+            ("reference", pin.reference),
+            ("digest", pin.digest),
+            ("platform", pin.platform),
+            ("build", pin.build),
         )
         if value
     )
-    if lock.versions:
+    if pin.versions:
         # A JSON string is a TOML string too.
-        lines = [f"{name} = {json.dumps(value)}\n" for name, value in lock.versions.items()]
+        lines = [f"{name} = {json.dumps(value)}\n" for name, value in pin.versions.items()]
         text += "\n[versions]\n" + "".join(lines)
     path = folder / FILE_NAME
-    descriptor, name = tempfile.mkstemp(dir=folder, prefix=f".{FILE_NAME}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(path, text, 0o644)
     return path
 
 
-def pinned(image: str, folder: Path) -> tuple[str, str] | None:
-    """``image`` by the digest in ``folder``'s lock, and its build; None for another image's lock.
+def pinned(
+    image: Reference, folder: Path, say: Callable[[str], None] = lambda _: None
+) -> tuple[Reference, str]:
+    """``image`` by the digest in ``folder``'s lock, and its build; another image stays as it is.
+
+    Args:
+        image: the image that was named.
+        folder: where the lock is.
+        say: gets a line where the lock decides.
 
     Raises:
-        UsageError: Where the image or the lock cannot be read.
+        UsageError: Where the lock cannot be read.
     """
-    named = parse(image)
-    lock = read(folder)
-    if lock is None or named.is_file or named.digest is not None:
-        return None
-    locked = parse(lock.reference)
+    pin = read(folder)
+    if pin is None or image.is_file or image.digest is not None:
+        return image, ""
+    locked = parse(pin.reference)
     # Docker's spelling is one for all that mean the same, "pyg" and "docker.io/library/pyg:latest".
-    if named.push_target() != locked.push_target():
-        return None
-    return replace(locked, digest=lock.digest).docker(), lock.build
+    if image.push_target() != locked.push_target():
+        return image, ""
+    found = replace(locked, digest=pin.digest)
+    say(f"{FILE_NAME}: {image.docker()} is {found.docker()}")
+    return found, pin.build
 
 
-def read(folder: Path) -> Lock | None:
+def read(folder: Path) -> Pin | None:
     """The lock in ``folder``, or None where there is none.
 
     Raises:
@@ -108,7 +108,7 @@ def read(folder: Path) -> Lock | None:
     path = folder / FILE_NAME
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        return Lock(
+        return Pin(
             reference=table["reference"],
             digest=table["digest"],
             platform=table["platform"],

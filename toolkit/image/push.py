@@ -43,7 +43,7 @@ def push(engine: Engine, repository: str, tag: str, login: Login, view: LayerVie
         )
         return follow(stream, repository, tag, login, view)
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        raise failure("push", str(error), repository, tag, login) from error
+        raise registry_error("push", str(error), repository, tag, login) from error
 
 
 def follow(
@@ -60,7 +60,7 @@ def follow(
         if "error" in item or "errorDetail" in item:
             detail = item.get("errorDetail") or {}
             reason = str(detail.get("message") or item.get("error"))
-            raise failure("push", reason, repository, tag, login)
+            raise registry_error("push", reason, repository, tag, login)
         aux = item.get("aux")
         if isinstance(aux, dict) and aux.get("Digest"):
             digest = aux["Digest"]
@@ -80,7 +80,7 @@ def follow(
     return digest
 
 
-def failure(
+def registry_error(
     verb: str, reason: str, repository: str, tag: str, login: Login
 ) -> PushError | CredentialsError:
     """The error for what a registry or the engine said, with what to do about it."""

@@ -25,7 +25,7 @@ from toolkit.errors import UnavailableError
 from toolkit.image import checks, reference
 from toolkit.image.context import human
 from toolkit.image.login import find
-from toolkit.image.push import failure
+from toolkit.image.push import registry_error
 from toolkit.pyz import write_entrypoint
 
 if TYPE_CHECKING:
@@ -390,4 +390,4 @@ def _image(engine: Engine, image: str) -> Image:
             parsed.repository, tag=version, auth_config=dict(login.auth_config)
         )
     except DockerException as error:
-        raise failure("pull", _reason(error), parsed.repository, version, login) from error
+        raise registry_error("pull", _reason(error), parsed.repository, version, login) from error

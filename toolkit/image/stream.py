@@ -20,7 +20,7 @@ class View(Protocol):
         """Show a line that a step printed."""
 
 
-def failure(step: str, error: str, tail: Iterable[str]) -> str:
+def step_failed(step: str, error: str, tail: Iterable[str]) -> str:
     """The message for a build that failed at ``step`` (empty: before the first one)."""
     where = f"the build failed at {step}" if step else "the build failed before its first step"
     lines = "".join(f"\n  {line}" for line in tail)

@@ -6,7 +6,7 @@ import io
 import sys
 from typing import TYPE_CHECKING
 
-from toolkit.image import progress
+from toolkit.commands import display
 
 if TYPE_CHECKING:
     import pytest
@@ -20,11 +20,11 @@ class Terminal(io.StringIO):
 
 
 def play() -> None:
-    with progress.shown() as view:
+    with display.build_view() as view:
         view.step(1, 2, "FROM base")
         view.step(2, 2, "RUN echo '[/not-markup]' \\\n  && true")
         view.line("[/neither] this")
-    with progress.layers_shown() as layers:
+    with display.push_view() as layers:
         layers.layer("d5bb", "Pushing", 5, 10)
         layers.layer("d5bb", "Pushed", 0, 0)
 

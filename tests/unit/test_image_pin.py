@@ -9,11 +9,12 @@ import pytest
 
 from tests.cli import toolkit
 from toolkit.errors import UsageError
-from toolkit.image.lock import FILE_NAME, Lock, pinned, read, write
+from toolkit.image.pin import FILE_NAME, Pin, pinned, read, write
+from toolkit.image.reference import parse
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 BUILD = "0123456789abcdef"
-LOCK = Lock(
+LOCK = Pin(
     "registry.example.com:5005/team/pyg:1", DIGEST, "linux/amd64", {"torch": "2.13.0"}, BUILD
 )
 LOCKED = f"registry.example.com:5005/team/pyg@{DIGEST}"
@@ -39,9 +40,11 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_only_the_image_that_was_pushed_is_pinned(
     tmp_path: Path, image: str, found: str | None
 ) -> None:
-    assert pinned(image, tmp_path) is None, "without a lock nothing is pinned"
+    named = parse(image)
+    assert pinned(named, tmp_path) == (named, ""), "without a lock nothing is pinned"
     write(LOCK, tmp_path)
-    assert pinned(image, tmp_path) == (found and (found, "0123456789abcdef"))
+    expected = (parse(found), "0123456789abcdef") if found else (named, "")
+    assert pinned(named, tmp_path) == expected
 
 
 def test_a_run_starts_the_pushed_image_by_its_digest(tmp_path: Path) -> None:
@@ -66,4 +69,4 @@ def test_a_lock_without_a_build_asks_for_none(tmp_path: Path) -> None:
 def test_a_damaged_lock_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text("reference = 3\n[")
     with pytest.raises(UsageError, match=FILE_NAME):
-        pinned("ubuntu", tmp_path)
+        pinned(parse("ubuntu"), tmp_path)

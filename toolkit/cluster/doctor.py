@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from toolkit.common.capture import capture
 from toolkit.enroot import site
+from toolkit.entrypoint.run_files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +23,8 @@ TIMEOUT_S = 60  # the questions to a machine have limits of their own; a control
 NODE_TIMEOUT_S = 180  # for a compute node: the queue, and the questions there
 GB = 1e9
 LITTLE_SPACE = 20 * GB  # a torch image takes 5 while it is imported
+#: What its job asks for: a node at once, or none; the answers take seconds.
+JOB_FLAGS = ("--time=3", "--immediate=60", "--quiet")
 #: pyxis's flags that a job of the toolkit may have; the first three every pyxis knows.
 FLAGS = (
     "container-image",
@@ -84,15 +86,13 @@ class Facts:
 # ---- asking
 
 
-def gather(
-    environ: Mapping[str, str], *, on_node: bool, srun_flags: Sequence[str] = (), image: str = ""
-) -> Facts:
+def gather(environ: Mapping[str, str], *, srun: Sequence[str] = (), image: str = "") -> Facts:
     """Ask this machine and the cluster; every question has a limit, and none raises.
 
     Args:
         environ: the environment.
-        on_node: whether a compute node is asked too, which takes a job.
-        srun_flags: for that job, such as ``--partition=gpu``.
+        srun: the command in front of what runs on a compute node; where none is given, none is
+            asked.
         image: a reference or file to look at.
     """
     from toolkit.slurm import probe  # noqa: PLC0415 - the same question as `toolkit run` has
@@ -115,10 +115,10 @@ def gather(
             "srun_help": _ask(["srun", "--help"], environ),
             "plugstack": _plugstack(_setting(config, "PlugStackConfig"), environ),
         }
-        if on_node:
-            node, found["no_node"] = _node(environ, srun_flags)
+        if srun:
+            node, found["no_node"] = _node(environ, srun)
             found["node"] = node
-    elif on_node:
+    elif srun:
         found["no_node"] = why
     if image:
         found["image"], found["no_image"] = _image(image, environ)
@@ -142,14 +142,7 @@ def parse(text: str) -> dict[str, list[str]]:
 
 def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     """What a command prints; nothing where it cannot be run, or takes too long."""
-    try:
-        ran = subprocess.run(
-            argv, env=dict(environ), capture_output=True, text=True, errors="replace",
-            timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return ran.stdout
+    return capture(argv, TIMEOUT_S, environ).stdout
 
 
 def _setting(config: str, name: str) -> str:
@@ -178,23 +171,17 @@ def _engine(environ: Mapping[str, str]) -> tuple[str | None, str]:
 
     try:
         with connect(None, environ) as engine:
-            return engine.describe(), ""
+            return str(engine), ""
     except ToolkitError as error:
         return None, str(error)
 
 
 def _node(
-    environ: Mapping[str, str], flags: Sequence[str]
+    environ: Mapping[str, str], srun: Sequence[str]
 ) -> tuple[dict[str, list[str]] | None, str]:
     """A compute node's answers, or why there are none."""
-    job = ["srun", "--nodes=1", "--ntasks=1", "--job-name=toolkit-doctor", "--time=3"]
-    limit = ["--immediate=60", "--quiet"]
-    try:
-        ran = subprocess.run(
-            [*job, *limit, *flags, *_command()], env=dict(environ), capture_output=True, text=True,
-            errors="replace", timeout=NODE_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
+    ran = capture([*srun, *_command()], NODE_TIMEOUT_S, environ)
+    if ran.code is None:
         return None, f"a job on a node did not end within {NODE_TIMEOUT_S} s"
     answers = parse(ran.stdout)
     if "host" not in answers:
@@ -216,7 +203,7 @@ def _image(name: str, environ: Mapping[str, str]) -> tuple[dict[str, Any] | None
             if problem:
                 return None, f"{path}: {problem}"
             return {"name": name, "size": path.stat().st_size}, ""
-        return importing.describe(parsed, site.find(environ)), ""
+        return importing.look_up_details(parsed, site.find(environ)), ""
     except ToolkitError as error:
         return None, str(error)
 
@@ -520,7 +507,5 @@ def save(facts: Facts, path: Path) -> str:
     cluster = re.sub(r"[^\w-]", "-", facts.cluster or "cluster")
     config.settings({}, {}, path.parent)  # a damaged file is told, not written over
     made = with_profile(text, cluster, learned(facts), time.time())
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(made, encoding="utf-8")
-    scratch.replace(path)
+    write_whole(path, made)
     return cluster

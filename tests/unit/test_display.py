@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from toolkit.commands import view
+from toolkit.commands import display
 from toolkit.run_dir import RunDir
 
 
 def test_lines_of_ranks_stand_behind_their_names() -> None:
     stream = io.StringIO()
-    with view.view(stream) as shown:
+    with display.run_view(stream) as shown:
         shown.line("rank 1", "[bold]x[/bold] 100%")
     assert stream.getvalue() == "[rank 1] [bold]x[/bold] 100%\n"
 
@@ -27,7 +27,7 @@ def test_the_display_shows_what_the_workload_reports_as_it_comes(tmp_path: Path)
     console = Console(file=screen, force_terminal=True, width=200)
     progress = Progress("{task.description}", "{task.percentage:.0f}%", console=console)
     with progress:
-        live = view.LiveView(progress)
+        live = display.LiveRun(progress)
         live.poll(run)  # nothing was reported yet
         first = {"epoch": 1, "epochs": 2, "step": 5, "steps": 10, "loss": 2.5}
         half = json.dumps({"epoch": 2, "step": 10, "loss": 1.25, "seeds_per_second": 1234.5})
@@ -57,4 +57,4 @@ def test_the_display_shows_what_the_workload_reports_as_it_comes(tmp_path: Path)
 def test_progress_takes_what_a_users_own_workload_reports(
     seen: dict[str, object], expected: tuple[int, int]
 ) -> None:
-    assert view.progress_of(seen) == expected
+    assert display.progress_of(seen) == expected

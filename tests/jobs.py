@@ -39,10 +39,11 @@ def decided(
     notes: tuple[str, ...] = (),
     build: str = "",
     python: str = PYTHON,
+    spec: JobSpec | None = None,
     **options: Any,
 ) -> Job:
     """A job in ``run_dir``; in the allocation that ``environ`` describes, where ``allocated``."""
-    spec = make_spec(runs=str(run_dir.parent), **options)
+    spec = dataclasses.replace(spec or make_spec(**options), runs=str(run_dir.parent))
     environ = environ or {}
     image = reference.parse(spec.container_image) if spec.container_image else None
     inside = target == "slurm" and not batch and allocated
