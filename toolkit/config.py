@@ -20,7 +20,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from toolkit.entrypoint.launchers import ORDER
+from toolkit.entrypoint import launchers
 from toolkit.errors import UsageError
 from toolkit.options import table
 
@@ -161,7 +161,7 @@ def renamed(environ: Mapping[str, str]) -> dict[str, str]:
     For one release, as long as the entrypoint understands the old values.
     """
     old = environ.get("TOOLKIT_LAUNCHER")
-    if old == "torchrun" or old not in {row[0] for row in ORDER}:
+    if old is None or old == "torchrun" or old not in launchers.names():
         return {}
     return {"TOOLKIT_RANKS_FROM": old}
 

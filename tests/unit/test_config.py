@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.jobs import decided
 from toolkit import config
 from toolkit.errors import UsageError
 
@@ -60,8 +61,21 @@ def test_no_file_is_no_settings(tmp_path: Path) -> None:
     assert config.settings({}, {}, tmp_path) == {}
 
 
-def test_the_entrypoints_variable_is_not_taken_for_the_launcher_option(tmp_path: Path) -> None:
-    assert config.settings({}, {"TOOLKIT_LAUNCHER": "env", "TOOLKIT_NODES": ""}, tmp_path) == {}
+@pytest.mark.parametrize("old", ["mpi", "slurm", "pmi", "env", "none"])
+def test_what_a_variable_of_an_option_once_said_is_passed_on(tmp_path: Path, old: str) -> None:
+    environ = {"TOOLKIT_LAUNCHER": old, "TOOLKIT_NODES": ""}
+    assert config.settings({}, environ, tmp_path) == {}
+    job = decided(environ)
+    assert job.variables()["TOOLKIT_RANKS_FROM"] == old
+    assert "TOOLKIT_LAUNCHER" in job.unset
+
+
+def test_the_launcher_can_be_chosen_by_its_variable(tmp_path: Path) -> None:
+    environ = {"TOOLKIT_LAUNCHER": "torchrun"}
+    assert config.settings({}, environ, tmp_path)["launcher"].value == "torchrun"
+    job = decided(environ)
+    assert "TOOLKIT_RANKS_FROM" not in job.variables()
+    assert "TOOLKIT_LAUNCHER" in job.unset, "to the entrypoint it once meant something else"
 
 
 @pytest.mark.parametrize(

@@ -248,9 +248,9 @@ class TestSlurm:
         own = resolve(step()).environ()[name]
         check(resolve(step(**{name: own})), rank=5, launcher="slurm")
         check(resolve(step(**{name: ""})), rank=5, launcher="slurm")
-        error = refused(step(**{name: "3"}), f"{name}=3", own, "TOOLKIT_LAUNCHER=env")
+        error = refused(step(**{name: "3"}), f"{name}=3", own, "TOOLKIT_RANKS_FROM=env")
         assert error.rank == 5
-        check(resolve(step(**{name: "3", "TOOLKIT_LAUNCHER": "slurm"})), rank=5, local_rank=1)
+        check(resolve(step(**{name: "3", "TOOLKIT_RANKS_FROM": "slurm"})), rank=5, local_rank=1)
 
     def test_a_stale_node_rank_is_only_warned_about(self) -> None:
         world = resolve(step(NODE_RANK="0"))
@@ -258,7 +258,7 @@ class TestSlurm:
         assert "NODE_RANK=0" in world.warnings[0]
 
     def test_the_ranks_of_mpiexec_in_a_step_of_its_own_are_not_the_steps(self) -> None:
-        refused(step(PMI_RANK="9", PMI_SIZE="16"), "PMI_SIZE=16", "TOOLKIT_LAUNCHER=pmi")
+        refused(step(PMI_RANK="9", PMI_SIZE="16"), "PMI_SIZE=16", "TOOLKIT_RANKS_FROM=pmi")
         # As srun --mpi=pmi2 sets them, and as an outer shell's srun may have left them.
         check(resolve(step(PMI_RANK="5", PMI_SIZE="8")), rank=5, launcher="slurm")
         check(resolve(step(PMI_RANK="0", PMI_SIZE="1", PMIX_RANK="0")), launcher="slurm")
@@ -285,7 +285,7 @@ class TestNoLauncher:
         assert "not started by srun" in world.warnings[0]
         error = refused({**BATCH, "TOOLKIT_STRICT": "1"}, "asks for 8 tasks", "TOOLKIT_STRICT")
         assert error.rank == 0
-        check(resolve({**BATCH, "TOOLKIT_LAUNCHER": "none", "TOOLKIT_STRICT": "1"}), warnings=())
+        check(resolve({**BATCH, "TOOLKIT_RANKS_FROM": "none", "TOOLKIT_STRICT": "1"}), warnings=())
 
     def test_case_4_4_nodes_without_a_number_of_tasks(self) -> None:
         environ = {"SLURM_JOB_ID": "1", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "0"}
@@ -558,11 +558,11 @@ class TestForced:
             SLURM_LOCALID="0",
             **env(5, 8, 1, LOCAL_WORLD_SIZE=4, MASTER_ADDR="node01"),
         )
-        refused(environ, "RANK=5", "TOOLKIT_LAUNCHER=env")
-        check(resolve({**environ, "TOOLKIT_LAUNCHER": "env"}), rank=5, world_size=8)
-        check(resolve({**environ, "TOOLKIT_LAUNCHER": "torchrun"}), rank=5, launcher="torchrun")
-        check(resolve({**environ, "TOOLKIT_LAUNCHER": "slurm"}), rank=1, world_size=2)
-        check(resolve({**environ, "TOOLKIT_LAUNCHER": "none"}), rank=0, world_size=1)
+        refused(environ, "RANK=5", "TOOLKIT_RANKS_FROM=env")
+        check(resolve({**environ, "TOOLKIT_RANKS_FROM": "env"}), rank=5, world_size=8)
+        check(resolve({**environ, "TOOLKIT_RANKS_FROM": "torchrun"}), rank=5, launcher="torchrun")
+        check(resolve({**environ, "TOOLKIT_RANKS_FROM": "slurm"}), rank=1, world_size=2)
+        check(resolve({**environ, "TOOLKIT_RANKS_FROM": "none"}), rank=0, world_size=1)
 
     @pytest.mark.parametrize(
         ("launcher", "missing"),
@@ -575,12 +575,26 @@ class TestForced:
         ],
     )
     def test_what_is_missing_is_named(self, launcher: str, missing: str) -> None:
-        refused({"TOOLKIT_LAUNCHER": launcher}, missing)
-        refused({**BATCH, "TOOLKIT_LAUNCHER": launcher}, missing)
+        refused({"TOOLKIT_RANKS_FROM": launcher}, missing)
+        refused({**BATCH, "TOOLKIT_RANKS_FROM": launcher}, missing)
 
     def test_a_special_step_cannot_be_forced(self) -> None:
-        refused(step(SLURM_STEP_ID="4294967291", TOOLKIT_LAUNCHER="slurm"), "4294967291", "srun")
+        refused(step(SLURM_STEP_ID="4294967291", TOOLKIT_RANKS_FROM="slurm"), "4294967291", "srun")
 
     def test_an_unknown_name(self) -> None:
-        refused({"TOOLKIT_LAUNCHER": "Slurm"}, "'Slurm'", "torchrun, mpi, slurm, pmi, env, none")
+        refused({"TOOLKIT_RANKS_FROM": "Slurm"}, "'Slurm'", "torchrun, mpi, slurm, pmi, env, none")
         refused({**BATCH, "TOOLKIT_STRICT": "maybe"}, "'maybe'")
+
+    @pytest.mark.parametrize("strict", ["0", "1"])
+    def test_the_old_name_of_the_variable_is_understood_with_a_note(self, strict: str) -> None:
+        environ = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+        old = {**step(), **environ, "MASTER_ADDR": "node01", "TOOLKIT_STRICT": strict}
+        world = resolve({**old, "TOOLKIT_LAUNCHER": "env"})
+        check(world, rank=5, launcher="env")
+        (note,) = world.warnings
+        assert "TOOLKIT_RANKS_FROM=env" in note
+        check(resolve({**old, "TOOLKIT_LAUNCHER": "env", "TOOLKIT_RANKS_FROM": "none"}), rank=0)
+
+    def test_what_the_option_of_that_name_says_is_not_for_the_entrypoint(self) -> None:
+        check(resolve({**step(), "TOOLKIT_LAUNCHER": "srun"}), launcher="slurm", warnings=())
+        refused({"TOOLKIT_LAUNCHER": "mpirun"}, "TOOLKIT_LAUNCHER='mpirun'", "TOOLKIT_RANKS_FROM")

@@ -42,7 +42,7 @@ VALUES: dict[str, st.SearchStrategy[str]] = {
     "PYTORCH_VERSION": st.just("2.13.0"),
     "PMIX_NAMESPACE": NASTY,
     "NCCL_SOCKET_IFNAME": st.sampled_from(["lo", "eth0"]),
-    "TOOLKIT_LAUNCHER": st.sampled_from(
+    "TOOLKIT_RANKS_FROM": st.sampled_from(
         ["torchrun", "mpi", "slurm", "pmi", "env", "none", "other"]
     ),
     "TOOLKIT_STRICT": st.sampled_from(["0", "1", "x"]),

@@ -29,7 +29,7 @@ def resolve(environ: Mapping[str, str] | None = None) -> World:
         EntrypointError: the variables are wrong, partial or contradict each other (exit code 71),
             or they call for a warning and ``TOOLKIT_STRICT=1`` makes warnings errors.
     """
-    from toolkit.entrypoint.launchers import find_ranks
+    from toolkit.entrypoint.launchers import find_ranks, forced
     from toolkit.entrypoint.rendezvous import choose_address, choose_port, loopback_interfaces
 
     variables = Variables(environ)
@@ -46,5 +46,11 @@ def resolve(environ: Mapping[str, str] | None = None) -> World:
         raise EntrypointError(
             f"{'; '.join(ranks.warnings)} (an error because TOOLKIT_STRICT is set).",
             rank=ranks.rank,
+        )
+    chosen, source = forced(variables)
+    if chosen and source != "TOOLKIT_RANKS_FROM":  # no error, however strict: it still works
+        ranks.warnings.append(
+            f"{source}={chosen} is called TOOLKIT_RANKS_FROM={chosen} by now, and means something "
+            "else from the next release on"
         )
     return World(ranks, address, address_source, port, port_source)

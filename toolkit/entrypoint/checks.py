@@ -9,8 +9,9 @@ import errno
 import os
 import time
 
+from toolkit.entrypoint import codes
 from toolkit.entrypoint.rendezvous import LOOPBACK, LOWEST_PORT, PRIME
-from toolkit.entrypoint.world import BAD_RENDEZVOUS, EntrypointError, quote
+from toolkit.entrypoint.world import EntrypointError, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def check_rendezvous(world: World, variables: Variables) -> int:
     raise EntrypointError(
         f"{what} (it came from {world.sources['master_port']}). Set MASTER_PORT to a free port, "
         "the same on every rank.",
-        BAD_RENDEZVOUS,
+        codes.RENDEZVOUS,
         world.rank,
     )
 
@@ -108,7 +109,7 @@ def check_address(world: World, limit: int) -> None:
     raise EntrypointError(
         f"The host name {quote(host)} {what}; it came from {world.sources['master_addr']}. Set "
         "MASTER_ADDR to an address of rank 0's node that every node can reach.",
-        BAD_RENDEZVOUS,
+        codes.RENDEZVOUS,
         world.rank,
     )
 

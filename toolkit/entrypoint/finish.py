@@ -13,15 +13,16 @@ import re
 import signal
 import time
 
+from toolkit.entrypoint import codes, run_files
+from toolkit.entrypoint.run_files import write_whole
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Sequence
 
     Json = Dict[str, Any]
 
-SRUN_LOG = "logs/srun.log"  #: what srun, slurmstepd and a batch script said, in the run directory
 LAST_LINES = 10
-CANCELLED = 130
 
 _TASK = re.compile(r"error: (?P<host>\S+): tasks? (?P<ranks>[\d,-]+): (?P<how>.+)")
 _EXITED = re.compile(r"Exited with exit code (\d+)")
@@ -46,8 +47,6 @@ _SIGNALS = {
     "Terminated": 15, "Trace/breakpoint trap": 5, "User defined signal 1": 10,
     "User defined signal 2": 12,
 }  # fmt: skip
-#: Why Slurm ended a job or step, and the exit code that stands for it.
-_REASONS = {"TIME LIMIT": 124, "PREEMPTION": 75, "NODE FAILURE": 75}
 
 
 def first_failure(lines: Sequence[str], started: Callable[[int], bool]) -> Optional[Json]:
@@ -77,12 +76,16 @@ def first_failure(lines: Sequence[str], started: Callable[[int], bool]) -> Optio
             found["origin"] = "toolkit"  # the entrypoint itself gave up, and says why in the log
             why = _container_message(lines)
             if why:
-                found.update(origin="slurm", reason="did not start: " + why, exit_code=78)
+                found.update(
+                    origin="slurm", reason="did not start: " + why, exit_code=codes.UNAVAILABLE
+                )
         return found
     for line in lines:
         refused = _SRUN.search(line)
         if refused is not None:
-            return failure("slurm", "was refused by Slurm: " + refused.group(1).rstrip("."), 78)
+            return failure(
+                "slurm", "was refused by Slurm: " + refused.group(1).rstrip("."), codes.UNAVAILABLE
+            )
     return None
 
 
@@ -100,11 +103,13 @@ def _task_failure(line: str, *, out_of_memory: bool) -> Optional[Json]:
     exited = _EXITED.match(how)
     rank = int(re.split("[,-]", match.group("ranks"))[0])
     if _OOM.search(how) or (out_of_memory and how == "Killed"):
-        return failure("workload", "ran out of memory", 137, rank, match.group("host"))
+        return failure(
+            "workload", "ran out of memory", codes.OUT_OF_MEMORY, rank, match.group("host")
+        )
     if exited is not None:
         code = int(exited.group(1))
     elif how in _SIGNALS:
-        code = 128 + _SIGNALS[how]
+        code = codes.SIGNAL + _SIGNALS[how]
     else:
         return None
     return failure("workload", exit_reason(code), code, rank, match.group("host"))
@@ -114,16 +119,19 @@ def _slurm_failure(line: str) -> Optional[Json]:
     """A job or step that Slurm ended: time limit, preemption, lost node, cancellation."""
     node = _NODE.search(line)
     if node is not None:
-        return failure("slurm", "lost node " + node.group(1).rstrip("."), 75)
+        return failure(
+            "slurm", "lost node " + node.group(1).rstrip("."), codes.OF_STATE["NODE_FAIL"]
+        )
     if _CANCELLED_IN_QUEUE in line:
-        return failure("slurm", "was cancelled in the queue", CANCELLED)
+        return failure("slurm", "was cancelled in the queue", codes.CANCELLED)
     ended = _ENDED.search(line)
     if ended is None:
         return None
     why = (ended.group("why") or "").strip()
     if not why:
-        return failure("slurm", "was cancelled", CANCELLED)
-    return failure("slurm", "was ended: " + why.lower(), _REASONS.get(why, 75))
+        return failure("slurm", "was cancelled", codes.CANCELLED)
+    state = codes.STATE_OF_REASON.get(why, "PREEMPTED")
+    return failure("slurm", "was ended: " + why.lower(), codes.OF_STATE[state])
 
 
 def _container_message(lines: Sequence[str]) -> str:
@@ -161,7 +169,8 @@ def describe(failed: Json) -> str:
 def exit_reason(code: int) -> str:
     """What an exit code of a process says; 128+n stands for signal n, as in a shell."""
     try:
-        return "was ended by signal %d (%s)" % (code - 128, signal.Signals(code - 128).name)
+        number = code - codes.SIGNAL
+        return "was ended by signal %d (%s)" % (number, signal.Signals(number).name)
     except ValueError:
         return "exited with code %d" % code
 
@@ -185,7 +194,7 @@ def result(
         ended: seconds since the epoch.
         hosts: one name a node.
     """
-    record = read_json(os.path.join(run_dir, "run.json")) or {}
+    record = read_json(os.path.join(run_dir, run_files.RECORD)) or {}
     if failed is not None and failed["rank"] is not None and not failed["last_lines"]:
         failed["last_lines"] = last_lines(log(run_dir, failed["rank"]))
     return {
@@ -224,7 +233,7 @@ def finish(run_dir: str, code: int) -> int:
         ended=time.time(),
         hosts=hosts(records),
     )
-    write_json(os.path.join(run_dir, "result.json"), ended)
+    write_json(os.path.join(run_dir, run_files.RESULT), ended)
     return code
 
 
@@ -234,16 +243,19 @@ def judge(run_dir: str, code: int) -> Optional[Json]:
         return None
     found = first_failure(
         messages(run_dir),
-        lambda rank: os.path.exists(os.path.join(run_dir, "ranks", "%d.json" % rank)),
+        lambda rank: os.path.exists(os.path.join(run_dir, run_files.rank_record(rank))),
     )
     if found is not None:
-        record = read_json(os.path.join(run_dir, "run.json")) or {}
+        record = read_json(os.path.join(run_dir, run_files.RECORD)) or {}
         if found["rank"] is not None and signalled_before_limit(run_dir, record, found):
-            return failure("slurm", "reached its time limit, of which its ranks were warned", 124)
-        if task_is(record) == "node" and found["rank"] is not None:
+            return failure(
+                "slurm", "reached its time limit, of which its ranks were warned", codes.TIME_LIMIT
+            )
+        if task_is(record) == run_files.NODE and found["rank"] is not None:
             return torchrun_failure(run_dir, found)
         return _explained(run_dir, found)
-    return failure("slurm", exit_reason(code), code if 128 < code <= 192 else 78)
+    by_signal = codes.SIGNAL < code <= codes.SIGNAL + 64
+    return failure("slurm", exit_reason(code), code if by_signal else codes.UNAVAILABLE)
 
 
 def signalled_before_limit(run_dir: str, record: Json, found: Json) -> bool:
@@ -261,14 +273,12 @@ def signalled_before_limit(run_dir: str, record: Json, found: Json) -> bool:
 
 def torchrun_failure(run_dir: str, found: Json) -> Json:
     """The rank that a node's torchrun reports as the root cause; torchrun itself ends with 1."""
-    path = os.path.join(run_dir, "logs", "node-%d.log" % found["rank"])
-    lines = read_lines(path)
+    lines = read_lines(os.path.join(run_dir, run_files.log(found["rank"], run_files.NODE)))
     report = "\n".join(lines).rpartition("Root Cause (first observed failure):")[2]
     cause = dict(re.findall(r"^ +(host|rank|exitcode) +: (\S+)", report, re.MULTILINE))
     if not re.fullmatch(r"-?\d+", cause.get("exitcode", "")) or not cause.get("rank"):
         return dict(found, rank=None, last_lines=lines[-LAST_LINES:])
-    code = int(cause["exitcode"])
-    code = code if code >= 0 else 128 - code
+    code = codes.of_signal(int(cause["exitcode"]))
     shown = failure("workload", exit_reason(code), code, int(cause["rank"]), cause.get("host"))
     before = [line for line in lines if "torch/distributed/elastic" in line]
     shown["last_lines"] = lines[: lines.index(before[0])][-LAST_LINES:] if before else []
@@ -281,17 +291,16 @@ def _explained(run_dir: str, found: Json) -> Json:
         "can't open file" in line for line in last_lines(log(run_dir, found["rank"]))
     ):
         reason = "does not see %s, which must be on storage that all nodes share" % run_dir
-        found.update(reason=reason, exit_code=78)
+        found.update(reason=reason, exit_code=codes.UNAVAILABLE)
     return found
 
 
 def messages(run_dir: str) -> List[str]:
     """What srun said, then what slurmstepd wrote into the ranks' logs: how a step ended."""
-    lines = read_lines(os.path.join(run_dir, SRUN_LOG))
-    for name in sorted(os.listdir(os.path.join(run_dir, "logs"))):
-        if name.startswith(("rank-", "node-")):
-            tail = last_lines(os.path.join(run_dir, "logs", name), 50)
-            lines += [line for line in tail if line.startswith("slurmstepd")]
+    lines = read_lines(os.path.join(run_dir, run_files.SRUN_LOG))
+    for name in run_files.task_logs(run_dir):
+        tail = last_lines(os.path.join(run_dir, name), 50)
+        lines += [line for line in tail if line.startswith("slurmstepd")]
     return lines
 
 
@@ -307,7 +316,7 @@ def job_id(run_dir: str) -> Optional[str]:
 def metrics(run_dir: str) -> Json:
     """The last value of every key that the workload reported."""
     merged: Json = {}
-    for line in read_lines(os.path.join(run_dir, "metrics.jsonl")):
+    for line in read_lines(os.path.join(run_dir, run_files.METRICS)):
         merged.update(parse_metrics(line))
     return merged
 
@@ -323,7 +332,7 @@ def parse_metrics(line: str) -> Json:
 
 def rank_records(run_dir: str) -> List[Json]:
     """What the entrypoint left of each rank, in the order of ranks."""
-    folder = os.path.join(run_dir, "ranks")
+    folder = os.path.join(run_dir, run_files.RANKS)
     names = [name for name in os.listdir(folder) if name.endswith(".json")]
     found = [read_json(os.path.join(folder, name)) for name in names]
     return sorted((record for record in found if record), key=lambda record: record["rank"])
@@ -336,12 +345,13 @@ def hosts(records: Sequence[Json]) -> List[str]:
 
 def task_is(record: Json) -> str:
     """What one task of Slurm's is: a ``rank``, or a ``node`` whose torchrun starts the ranks."""
-    return "node" if record.get("job", {}).get("launcher") == "torchrun" else "rank"
+    torchrun = record.get("job", {}).get("launcher") == "torchrun"
+    return run_files.NODE if torchrun else run_files.RANK
 
 
 def log(run_dir: str, rank: int) -> str:
     """Where a rank's output is kept."""
-    return os.path.join(run_dir, "logs", "rank-%d.log" % rank)
+    return os.path.join(run_dir, run_files.log(rank))
 
 
 def last_lines(path: str, count: int = LAST_LINES) -> List[str]:
@@ -374,9 +384,5 @@ def read_json(path: str) -> Optional[Json]:
 
 
 def write_json(path: str, value: Json) -> None:
-    """Write a JSON file under a temporary name and rename it, so that no reader sees half of it."""
-    folder, name = os.path.split(path)
-    scratch = os.path.join(folder, ".%s.%d" % (name, os.getpid()))
-    with open(scratch, "w", encoding="utf-8") as file:
-        file.write(json.dumps(value, indent=2) + "\n")
-    os.replace(scratch, path)
+    """Write a JSON file, whole or not at all."""
+    write_whole(path, json.dumps(value, indent=2) + "\n")

@@ -15,6 +15,8 @@
         before-restart-N/ what an earlier attempt of a requeued job left of all this
 """
 
+from __future__ import annotations
+
 import os
 
 #: Where the run directory is in every container. No host has such a path, so a site that ignores
@@ -41,20 +43,24 @@ NODE = "node"
 TASKS = (RANK, NODE)  # what has a log of its own: a rank, or a node whose torchrun starts the ranks
 
 
-def log(number, task=RANK):
-    # type: (int | str, str) -> str
+def log(number: int | str, task: str = RANK) -> str:
     """A task's log; in place of the number may stand ``%t`` for Slurm, or ``*`` for a shell."""
-    return f"{LOGS}/{task}-{number}.log"
+    return f"{LOGS}/{task}-{number}.log"  # what task_logs() looks for
 
 
-def rank_record(rank):
-    # type: (int) -> str
+def task_logs(run_dir: str) -> list[str]:
+    """The tasks' logs that are there, in the order of their names."""
+    beginnings = tuple(f"{task}-" for task in TASKS)
+    there = sorted(os.listdir(os.path.join(run_dir, LOGS)))
+    return [f"{LOGS}/{name}" for name in there if name.startswith(beginnings)]
+
+
+def rank_record(rank: int) -> str:
     """The record that the entrypoint leaves of a rank."""
     return f"{RANKS}/{rank}.json"
 
 
-def write_whole(path, data, mode=None):
-    # type: (str | os.PathLike[str], bytes | str, int | None) -> None
+def write_whole(path: str | os.PathLike[str], data: bytes | str, mode: int | None = None) -> None:
     """Write a file under a name of its own beside ``path`` and rename it: whole, or not at all.
 
     Args:

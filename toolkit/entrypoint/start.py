@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import time
 
+from toolkit.entrypoint import codes, processes, run_files
+from toolkit.entrypoint.launchers import LAUNCHERS
 from toolkit.entrypoint.rendezvous import is_local_target
-from toolkit.entrypoint.world import EntrypointError, Variables, quote
+from toolkit.entrypoint.run_files import write_whole
+from toolkit.entrypoint.world import EntrypointError, Variables, World, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from toolkit.entrypoint.world import World
-
-NOT_FOUND = 127  # what a shell ends with
-NOT_EXECUTABLE = 126
-NOT_THE_IMAGE = 78  # toolkit.errors.UnavailableError
+# How many files may be open at once is the first limit that a large run meets: many systems give a
+# process 1,024 unless it asks for more. Rank 0 holds a connection to every rank, gloo one to each
+# pair, and `toolkit run` a log for every rank.
+SPARE = 512  # what torch, NCCL and the user's program open besides
 MANY_RANKS = 256  # below, the usual limit of 1,024 open files is enough
 
 
@@ -52,8 +55,6 @@ def start(
         environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
     run_dir = variables.get("TOOLKIT_RUN_DIR")
     if run_dir and not agent_of:
-        from toolkit.entrypoint.record import write_record
-
         try:
             write_record(run_dir, world)
         except OSError as error:
@@ -65,10 +66,24 @@ def start(
     return execute(command, environ, say, world.rank)
 
 
+def allow(wanted: int) -> int:
+    """Raise this process's limit to ``wanted`` open files, or as near as it may; never lower it.
+
+    Returns:
+        How many may be open from now on.
+    """
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return soft if soft >= 0 else wanted
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed
+
+
 def allow_connections(world: World, say: Callable[[str], None]) -> None:
     """Let this rank have a connection to each of the others, as rank 0 needs and gloo in all."""
-    from toolkit.entrypoint.files import SPARE, allow
-
     allowed = allow(2 * world.world_size + SPARE)
     if world.rank == 0 and allowed < world.world_size + SPARE:
         say(
@@ -95,7 +110,7 @@ def check_image(world: World, variables: Variables) -> None:
         why = "The cluster may ignore --container-image, or start another image."
     raise EntrypointError(
         f"rank {world.rank} {what} (image.lock asks for it). {why}",
-        NOT_THE_IMAGE,
+        codes.UNAVAILABLE,
         world.rank,
     )
 
@@ -126,7 +141,7 @@ def count_threads(world: World, variables: Variables, allowed: int, machine: int
     local = is_local_target(variables)
     given = variables.number("SLURM_CPUS_ON_NODE")[0]  # the job's on this node
     # These can bind each task to CPUs of its own: then the mask is narrower than the job.
-    can_bind = world.launcher in ("slurm", "mpi", "pmi") and not local
+    can_bind = not local and any(one.binds for one in LAUNCHERS if one.name == world.launcher)
     if can_bind and allowed < min(given or machine, machine):
         return allowed
     shared = min(given or allowed, allowed)
@@ -157,7 +172,40 @@ def execute(
             refused = refused or f"{path}: {error.strerror}"
     if refused:
         say(f"rank {rank}: the command cannot be executed: {refused}.")
-        return NOT_EXECUTABLE
+        return codes.NOT_EXECUTABLE
     where = "" if "/" in program else f" in PATH={search}"
     say(f"rank {rank}: the command {program!r} was not found{where}.")
-    return NOT_FOUND
+    return codes.NOT_FOUND
+
+
+def write_record(run_dir: str, world: World) -> None:
+    """Write ``ranks/N.json``: the World, which process this is, and when it started.
+
+    No value of the environment goes into it but those of the World itself.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    os.makedirs(os.path.join(run_dir, run_files.RANKS), exist_ok=True)
+    fields: list[tuple[str, object]] = list(processes.identify(os.getpid()).items())
+    fields.append(("started", round(time.time(), 3)))  # seconds since 1970
+    fields += [(name, getattr(world, name)) for name in World.fields]
+    text = "{" + ", ".join(f'"{name}": {as_json(value)}' for name, value in fields) + "}\n"
+    write_whole(os.path.join(run_dir, run_files.rank_record(world.rank)), text)
+
+
+def as_json(value: object) -> str:
+    """A number or a text as JSON, in ASCII; importing json costs more than the whole start."""
+    if not isinstance(value, str):
+        return str(value)
+    shown = ""
+    for char in value:
+        number = ord(char)
+        if " " <= char <= "~" and char not in '"\\':
+            shown += char
+        elif number < 0x10000:
+            shown += f"\\u{number:04x}"
+        else:
+            number -= 0x10000
+            shown += f"\\u{0xD800 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
+    return f'"{shown}"'

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from toolkit.entrypoint import codes
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -11,19 +13,17 @@ if TYPE_CHECKING:
     Number = tuple[int, str]  # a number, and the variable or rule that it came from
 
 DIGITS = 10  # what any number may have
-BAD_RANKS = 71  # toolkit.errors.RankError
-BAD_RENDEZVOUS = 76  # toolkit.errors.RendezvousError
 
 
 class EntrypointError(Exception):
     """Something that must stop this rank before its command starts.
 
     Attributes:
-        exit_code: 71 for wrong ranks or variables, 76 for an address or port that cannot be used.
+        exit_code: one of :mod:`toolkit.entrypoint.codes`.
         rank: the rank it is about, None where that could not be told.
     """
 
-    def __init__(self, message: str, exit_code: int = BAD_RANKS, rank: int | None = None):
+    def __init__(self, message: str, exit_code: int = codes.RANKS, rank: int | None = None):
         super().__init__(message)
         self.exit_code = exit_code
         self.rank = rank
@@ -84,7 +84,7 @@ class Variables:
         if value is None:
             raise EntrypointError(
                 f"{name} is not set, and without it the ranks of launcher {launcher!r} are "
-                f"incomplete: set {name}, or choose another with TOOLKIT_LAUNCHER."
+                f"incomplete: set {name}, or choose another with TOOLKIT_RANKS_FROM."
             )
         return value
 
@@ -103,7 +103,9 @@ class Variables:
 
     def probable_rank(self) -> int | None:
         """The rank to name in an error that came before the ranks were known."""
-        for name in ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK", "PMIX_RANK", "RANK"):
+        from toolkit.entrypoint.launchers import LAUNCHERS
+
+        for name in (name for launcher in LAUNCHERS for name in launcher.rank):
             value = self.get(name)
             if value and len(value) <= DIGITS and value.isascii() and value.isdigit():
                 return int(value)
@@ -192,7 +194,7 @@ class Ranks:
             f"{name} {getattr(self, name)} (from {self.sources[name]}) {relation} {other} "
             f"{getattr(self, other)} (from {self.sources[other]}): the variables of launcher "
             f"{self.launcher!r} are not from one launch; unset the stale ones, or choose with "
-            "TOOLKIT_LAUNCHER.",
+            "TOOLKIT_RANKS_FROM.",
             rank=self.rank,
         )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from toolkit.common.secrets import is_secret
 from toolkit.entrypoint import run_files
 from toolkit.entrypoint.hostlist import expand, tasks_per_node
+from toolkit.entrypoint.launchers import is_left_behind
 from toolkit.entrypoint.world import EntrypointError
 from toolkit.errors import UnavailableError
 from toolkit.job import Allocation
@@ -22,29 +23,6 @@ if TYPE_CHECKING:
     from toolkit.job import Job
     from toolkit.options import JobSpec
 
-#: What launchers and their plugins leave behind. pyxis takes PYXIS_CONTAINER_IMAGE and the like as
-#: options, which would put a job without a container into one.
-_LAUNCHERS = (
-    "SLURM_",
-    "SLURMD_",
-    "SBATCH_",
-    "SRUN_",
-    "SALLOC_",
-    "SPANK_",
-    "_SLURM_SPANK_",
-    "PYXIS_",
-    "PMI_",
-    "PMIX_",
-    "PMI2_",
-    "OMPI_",
-    "PRTE_",
-    "HYDRA_",
-    "MPI_LOCAL",
-    "TORCHELASTIC_",
-    "GROUP_",
-    "ROLE_",
-)
-_RANKS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"})
 _MASTER = frozenset({"MASTER_ADDR", "MASTER_PORT"})
 
 #: What describes the allocation and is no option to srun; a step in it keeps these.
@@ -152,7 +130,7 @@ def outer(
             return False
         if name in _MASTER:
             return is_rank or (name == "MASTER_ADDR" and not step)
-        return name.startswith(_LAUNCHERS) or name in _RANKS or name in _OF_THIS_RUN
+        return is_left_behind(name) or name in _OF_THIS_RUN
 
     return tuple(sorted(filter(drop, environ)))
 

@@ -10,7 +10,8 @@ import time
 from typing import IO, TYPE_CHECKING
 
 from toolkit.common.process import Signals, exit_code, start
-from toolkit.entrypoint import codes, files, finish, run_files
+from toolkit.entrypoint import codes, finish, run_files
+from toolkit.entrypoint.start import SPARE, allow
 from toolkit.errors import UnavailableError
 from toolkit.plan import Outcome
 from toolkit.slurm import queue
@@ -47,8 +48,8 @@ class _Listener:
         self._view = view
         self._logs: dict[str, IO[bytes]] = {}
         # One open log a rank. With fewer allowed, the one that was opened first makes room.
-        wanted = int(run.record().get("world_size") or 0) + files.SPARE
-        self._most_open = max(1, files.allow(wanted) - files.SPARE // 2)
+        wanted = int(run.record().get("world_size") or 0) + SPARE
+        self._most_open = max(1, allow(wanted) - SPARE // 2)
         self._lock = threading.Lock()
 
     def read(self, stream: IO[bytes]) -> None:

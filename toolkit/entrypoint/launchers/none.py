@@ -28,7 +28,7 @@ def read(variables: Variables, forced: bool) -> Ranks:  # noqa: FBT001  as every
     if tasks is not None and tasks > 1:
         ranks.warnings.append(
             f"the allocation asks for {tasks} tasks (from {name}) but this process was not "
-            "started by srun, so it runs alone; start it with srun, or set TOOLKIT_LAUNCHER=none "
+            "started by srun, so it runs alone; start it with srun, or set TOOLKIT_RANKS_FROM=none "
             "if one process is meant"
         )
     return ranks

@@ -32,7 +32,7 @@ def read(variables: Variables, forced: bool) -> Ranks | None:  # noqa: FBT001  a
     if size is None:
         raise EntrypointError(
             f"{rank_name}={rank} is a rank without a size (PMI_SIZE is not set): set RANK, "
-            "WORLD_SIZE and LOCAL_RANK as well, or TOOLKIT_LAUNCHER=none to run alone.",
+            "WORLD_SIZE and LOCAL_RANK as well, or TOOLKIT_RANKS_FROM=none to run alone.",
             rank=rank,
         )
     ranks = lay_out(

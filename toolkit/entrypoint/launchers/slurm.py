@@ -32,14 +32,14 @@ def read(variables: Variables, forced: bool) -> Ranks | None:  # noqa: FBT001  a
     marks = ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST")
     if forced and step_id is None and not any(variables.get(mark) for mark in marks):
         raise EntrypointError(
-            "TOOLKIT_LAUNCHER=slurm, but SLURM_STEP_ID is not set: this process is no task of a "
+            "TOOLKIT_RANKS_FROM=slurm, but SLURM_STEP_ID is not set: this process is no task of a "
             "Slurm step; start it with srun."
         )
     if step_id is not None and step_id > MAX_NORMAL_STEP_ID:
         if not forced:
             return None
         raise EntrypointError(
-            f"TOOLKIT_LAUNCHER=slurm, but {step_name}={step_id} is a batch or interactive step, "
+            f"TOOLKIT_RANKS_FROM=slurm, but {step_name}={step_id} is a batch or interactive step, "
             "not one of tasks: start the command with srun."
         )
     ranks = read_step(variables)
@@ -91,8 +91,8 @@ def agree_with_step(variables: Variables, ranks: Ranks) -> None:
         if theirs is not None and theirs != ours:
             raise EntrypointError(
                 f"{name}={theirs}, but the Slurm step says {ours} (from {ranks.sources[field]}): "
-                f"unset {name} if it is stale, set TOOLKIT_LAUNCHER=env if it is right, or "
-                "TOOLKIT_LAUNCHER=slurm to go by the step.",
+                f"unset {name} if it is stale, set TOOLKIT_RANKS_FROM=env if it is right, or "
+                "TOOLKIT_RANKS_FROM=slurm to go by the step.",
                 rank=ranks.rank,
             )
     node_rank, name = variables.number("NODE_RANK")
@@ -106,7 +106,7 @@ def agree_with_step(variables: Variables, ranks: Ranks) -> None:
         raise EntrypointError(
             f"{name}={size}, but the Slurm step has {ranks.world_size} tasks (from "
             f"{ranks.sources['world_size']}), as when mpiexec started this rank from a step of "
-            "its own: set TOOLKIT_LAUNCHER=pmi if it did, else TOOLKIT_LAUNCHER=slurm.",
+            "its own: set TOOLKIT_RANKS_FROM=pmi if it did, else TOOLKIT_RANKS_FROM=slurm.",
             rank=ranks.rank,
         )
 
@@ -175,7 +175,7 @@ class Step:
             return each * nodes, f"{each_name} x {nodes_name}"
         raise EntrypointError(
             "The Slurm step does not say how many tasks it has: SLURM_STEP_NUM_TASKS is not set; "
-            "start the command with srun, or set TOOLKIT_LAUNCHER=none to run alone.",
+            "start the command with srun, or set TOOLKIT_RANKS_FROM=none to run alone.",
             rank=self.variables.probable_rank(),
         )
 

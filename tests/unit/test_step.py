@@ -18,7 +18,7 @@ LISTEN = """
 import io, sys
 from pathlib import Path
 from toolkit.run_dir import RunDir
-from toolkit.slurm.step import _Listener
+from toolkit.targets.step import _Listener
 
 class Silent:
     def line(self, who, text): pass
