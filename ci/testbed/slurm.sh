@@ -53,11 +53,11 @@ free_subnet() {
 # pyxis for a release: it must be compiled against the Slurm that loads it.
 find_pyxis() {
 	local so
-	command -v enroot >/dev/null || return 0
 	if [ -n "${TOOLKIT_PYXIS_SO:-}" ]; then
 		echo "$TOOLKIT_PYXIS_SO"
 		return
 	fi
+	command -v enroot >/dev/null || return 0
 	local places=(/usr/local/lib/slurm-"$release"/spank_pyxis.so)
 	# The usual places hold the one for this machine's own Slurm.
 	if [ "$release" = "$own" ]; then

@@ -70,6 +70,8 @@ class Cluster:
         """The plan of a run that is called ``name``."""
         environ = environ or dict(os.environ)
         where: dict[str, Any] = {"cwd": self.folder, "run_dir": self.folder / name}
+        outer = environ.get("SLURM_JOB_ID")
+        where["allocated"] = outer is not None and not queue.stale(outer, environ)
         job = decided(
             environ, spec=spec, python=sys.executable, exists=os.path.exists, **where, **more
         )
@@ -125,7 +127,8 @@ def test_arguments_arrive_byte_for_byte(cluster: Cluster, how: str, extra: tuple
 @pytest.mark.parametrize("how", ["srun", "sbatch"])
 def test_variables_arrive_byte_for_byte_case_8_1_and_8_2(cluster: Cluster, how: str) -> None:
     environ = {**os.environ, "WANDB_API_KEY": "hunter2", "PLAIN": "by name, $x"}
-    spec = job(cluster, env=tuple(VALUES.items()), env_names=("WANDB_API_KEY", "PLAIN"), **WAIT)
+    passed_on = (("WANDB_API_KEY", None), ("PLAIN", None))
+    spec = job(cluster, env=(*VALUES.items(), *passed_on), **WAIT)
     plan = cluster.plan(spec, environ) if how == "srun" else cluster.batch(spec, environ)
     assert "hunter2" not in plan.script()
     ran = cluster.paste(plan, environ)
