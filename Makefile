@@ -25,10 +25,11 @@ test: $(VENV)/test  ## install what the tests need, run every tier that can run 
 	@ci/shellcheck install || true
 	$(BIN)/python ci/tiers.py $(TIER)
 
-lint: $(VENV)/test  ## ruff, mypy, shellcheck and the CI templates
+lint: $(VENV)/test  ## ruff, mypy, the rooms of ARCHITECTURE.md, shellcheck and the CI templates
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/mypy $(shell grep -ls "^\#!.*python" ci/bench/*)
 	ci/shellcheck
 	PATH="$(CURDIR)/$(BIN):$$PATH" ci/lint_templates

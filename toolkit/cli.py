@@ -25,6 +25,7 @@ from toolkit.commands import (
     smoke,
 )
 from toolkit.commands.options import add_job_command
+from toolkit.entrypoint import codes
 from toolkit.errors import ToolkitError
 
 app = typer.Typer(
@@ -88,7 +89,7 @@ def main() -> None:
     except ToolkitError as error:
         _fail(str(error), error.exit_code, error)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(codes.CANCELLED)
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug is one paragraph too
         message = (
             f"a bug in toolkit: {type(error).__name__}: {error}. `toolkit --debug …` shows where."

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import marshal
-import os
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
 import toolkit
+from toolkit.entrypoint.run_files import write_whole
 
 COMPILE = """
 import marshal, sys
@@ -36,20 +36,14 @@ def write_entrypoint(path: Path) -> None:
     paths = [package / "__init__.py", *sorted((package / "entrypoint").rglob("*.py"))]
     sources = {file.relative_to(package.parent).as_posix(): file.read_bytes() for file in paths}
     codes = compile_all(sources)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w") as archive:
-            # Stored, not deflated: a Python without zlib can read it, and it starts sooner.
-            archive.writestr(zipfile.ZipInfo("__main__.py"), MAIN)
-            for (inside, source), code in zip(sources.items(), codes, strict=True):
-                archive.writestr(zipfile.ZipInfo(inside), source)
-                archive.writestr(zipfile.ZipInfo(f"{inside}c"), code)
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        # Stored, not deflated: a Python without zlib can read it, and it starts sooner.
+        archive.writestr(zipfile.ZipInfo("__main__.py"), MAIN)
+        for (inside, source), code in zip(sources.items(), codes, strict=True):
+            archive.writestr(zipfile.ZipInfo(inside), source)
+            archive.writestr(zipfile.ZipInfo(f"{inside}c"), code)
+    write_whole(path, packed.getvalue(), 0o644)
 
 
 def compile_all(sources: dict[str, bytes]) -> list[bytes]:

@@ -220,8 +220,8 @@ def _point_latest(path: Path) -> None:
 
 def revision(cwd: Path) -> dict[str, Any] | None:
     """The git commit of the user's code and whether it was changed; None outside a checkout."""
-    describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    asked = capture(["git", "-C", str(cwd), *describe], GIT_LIMIT_S)
+    question = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    asked = capture(["git", "-C", str(cwd), *question], GIT_LIMIT_S)
     if not asked.ok:
         return None
     said = asked.stdout.strip()

@@ -43,12 +43,11 @@ def test_only_the_image_that_was_pushed_is_pinned(
     named = parse(image)
     assert pinned(named, tmp_path) == (named, ""), "without a lock nothing is pinned"
     write(LOCK, tmp_path)
-    image, build = pinned(named, tmp_path)
-    assert (
-        (image, build) == (named, "")
-        if found is None
-        else (image.docker(), build) == (found, BUILD)
-    )
+    decided, build = pinned(named, tmp_path)
+    if found is None:
+        assert (decided, build) == (named, "")
+    else:
+        assert (decided.docker(), build) == (found, BUILD)
 
 
 def test_a_run_starts_the_pushed_image_by_its_digest(tmp_path: Path) -> None:

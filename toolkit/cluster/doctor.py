@@ -440,7 +440,7 @@ def _about_image(facts: Facts) -> Iterator[Check]:
         return
     image, answers = facts.image, facts.node or facts.machine
     yield Check("image", "ok", f"{image['name']}, {image['size'] / GB:.1f} GB compressed")
-    from toolkit.enroot.registry import ARCHITECTURES  # noqa: PLC0415
+    from toolkit.image.reference import ARCHITECTURES  # noqa: PLC0415
 
     machine = ARCHITECTURES.get(_first(answers, "arch"), _first(answers, "arch"))
     wanted = image.get("architecture")

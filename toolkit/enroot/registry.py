@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.common.capture import capture
 from toolkit.enroot import credentials
 from toolkit.errors import CredentialsError, ImportImageError
-from toolkit.image.reference import DOCKER_HUB, HUB_NAMES
+from toolkit.image.reference import ARCHITECTURES, DOCKER_HUB, HUB_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 TIMEOUT_S = 15
 EVALUATE_S = 30
 MAX_MANIFEST = 16 << 20
-ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}
 LISTS = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.oci.image.index.v1+json",

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 TORCH_INDEXES = "https://download.pytorch.org/whl"
 GIT_LIMIT_S = 30
-ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +224,7 @@ def normal_platform(text: str) -> str:
         UsageError: Where it is no platform.
     """
     machine = text.lower().removeprefix("linux/")
-    machine = ARCHITECTURES.get(machine, machine)
+    machine = reference.ARCHITECTURES.get(machine, machine)
     if not re.fullmatch(r"[a-z0-9_]+(/v\d)?", machine):
         raise UsageError(f"--platform {text!r}: write linux/amd64 or linux/arm64")
     return f"linux/{machine}"

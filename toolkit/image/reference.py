@@ -31,6 +31,8 @@ TAG = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 # enroot's class for user names, less what would make the rest of a reference ambiguous (`/` `:`).
 USER = re.compile(r"[a-zA-Z0-9_.!~*'()%;&=+$,@-]+")
+#: What registries and engines call the machines of uname(1), where that differs.
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 MAX_NAME = 255  # Docker's limit for HOST/PATH
 
 
