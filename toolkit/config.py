@@ -64,7 +64,7 @@ def settings(
     found.update(_from_environment(environ))
     found.update(
         {
-            key: Setting(value, _flag(key, value))
+            key: Setting(value, table()[key].typed(value))
             for key, value in cli.items()
             if value is not None and value != []
         }
@@ -75,14 +75,6 @@ def settings(
 def value(found: Mapping[str, Setting], key: str) -> Any:
     """An option's value; None where it is not set."""
     return found[key].value if key in found else None
-
-
-def _flag(key: str, value: Any) -> str:
-    """An option as it was typed; the values of a list (such as --env) are not shown."""
-    option = f"--{key.replace('_', '-')}"
-    if isinstance(value, bool):
-        return option if value else f"--no-{option[2:]}"
-    return option if isinstance(value, list) else f"{option} {value}"
 
 
 def _read(path: Path) -> dict[str, Any]:

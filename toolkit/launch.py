@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from toolkit import run_dir, targets
-from toolkit.entrypoint import finish, run_files
-from toolkit.entrypoint.run_files import write_whole
+from toolkit.entrypoint import codes, finish, run_files
 from toolkit.errors import ToolkitError, UnavailableError
 from toolkit.plan import Outcome
 from toolkit.slurm import probe
@@ -127,9 +127,8 @@ def _stage(job: Job, say: Say) -> tuple[Job, Plan, RunDir]:
         raise
     for note in plan.notes:
         say(note)
-    made = run_dir.fill(path, job.record, workload=job.workload, pid=os.getpid())
-    for name, content in {**plan.files, run_files.SCRIPT: text}.items():
-        write_whole(path / name, content)
+    files = {**plan.files, run_files.SCRIPT: text}
+    made = run_dir.fill(path, job.record, workload=job.workload, pid=os.getpid(), files=files)
     return job, plan, made
 
 
@@ -141,7 +140,12 @@ def _record_error(
     what: str = "could not be run",
 ) -> None:
     """Leave a result where a job did not get as far as its own end."""
-    code = error.exit_code if isinstance(error, ToolkitError) else ToolkitError.exit_code
-    said = str(error) if isinstance(error, ToolkitError) else f"{type(error).__name__}: {error}"
-    failed = finish.failure(origin, f"{what}: {said.rstrip('.')}", code)
-    made.finish(Outcome(code, begun, time.time(), (), failed))
+    if isinstance(error, ToolkitError):
+        code, said = error.exit_code, str(error).rstrip(".")
+    elif isinstance(error, KeyboardInterrupt):
+        code, said = codes.CANCELLED, "it was cancelled"
+    else:
+        code, said = codes.BUG, f"{type(error).__name__}: {error}"
+    failed = finish.failure(origin, f"{what}: {said}", code)
+    with contextlib.suppress(OSError):  # what went wrong first is what the user is told
+        made.finish(Outcome(code, begun, time.time(), (), failed))

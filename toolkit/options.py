@@ -1,8 +1,8 @@
 """The options of a job: one table, as the fields of :class:`JobSpec`.
 
 A field's metadata says how the option is typed, what it may be, and what it becomes on Slurm's
-command lines. The command line, ``toolkit.toml``, ``TOOLKIT_*``, error messages and the reference
-documentation are derived from it.
+command lines. The command line, ``toolkit.toml``, ``TOOLKIT_*``, error messages and OPTIONS.md are
+derived from it.
 """
 
 from __future__ import annotations
@@ -73,6 +73,14 @@ class Option:
     helper: bool
     """Whether a job beside the training, such as an import, is asked for with it too."""
     default: Any
+
+    def typed(self, value: Any) -> str:
+        """The option as it is typed, as messages name it; the values of a list are not shown."""
+        flag = next((flag for flag in self.flags if flag.startswith("--")), f"--{self.slurm}")
+        yes, _, no = flag.partition("/")
+        if self.kind is bool:
+            return yes if value else no
+        return yes if self.kind is list else f"{yes} {value}"
 
     def words(self, spec: JobSpec) -> list[str]:
         """What Slurm is told: ``--name=value``, a bare ``--name``, or nothing."""

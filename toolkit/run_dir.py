@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.common.capture import capture
 from toolkit.entrypoint import finish, processes, run_files
+from toolkit.entrypoint.run_files import write_whole
 from toolkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -163,7 +164,14 @@ def reserve(folder: Path, name: str) -> Path:
     raise AssertionError  # candidates() never ends
 
 
-def fill(path: Path, record: Mapping[str, Any], *, workload: bool, pid: int) -> RunDir:
+def fill(
+    path: Path,
+    record: Mapping[str, Any],
+    *,
+    workload: bool,
+    pid: int,
+    files: Mapping[str, str] | None = None,
+) -> RunDir:
     """Put into an empty run folder all that its ranks need, and point ``latest`` to it.
 
     Args:
@@ -171,6 +179,7 @@ def fill(path: Path, record: Mapping[str, Any], *, workload: bool, pid: int) -> 
         record: what ``run.json`` keeps.
         workload: whether the built-in workloads' code is needed.
         pid: the process that the run lives and dies with.
+        files: more texts, by name.
 
     Raises:
         UsageError: if it cannot be filled; the folder is removed then.
@@ -183,6 +192,8 @@ def fill(path: Path, record: Mapping[str, Any], *, workload: bool, pid: int) -> 
         pyz.write_entrypoint(path / run_files.ENTRYPOINT)
         if workload:
             _copy_workloads(path / run_files.LIB)
+        for name, text in (files or {}).items():
+            write_whole(path / name, text)
         begun = {"created": time.time(), **processes.identify(pid)}
         finish.write_json(str(path / run_files.RECORD), {**begun, **record})
         _point_latest(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import platform
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli import TOOLKIT, toolkit
 from toolkit import run_dir, runs
+from toolkit.entrypoint import processes
 from toolkit.errors import UnavailableError, UsageError
 from toolkit.run_dir import RunDir
 from toolkit.slurm.queue import JobStatus
@@ -79,7 +80,8 @@ def test_status_logs_and_cancel_of_a_local_run(tmp_path: Path) -> None:
 def test_a_run_that_left_no_record_is_unknown_and_not_waited_for(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    run = make(tmp_path, "a", target="local", host=platform.node(), pid=ended.pid, world_size=1)
+    started = {**processes.identify(os.getpid()), "pid": ended.pid}
+    run = make(tmp_path, "a", target="local", world_size=1, **started)
     assert runs.status(run, NO_SLURM)["state"] == "unknown"
     assert toolkit(tmp_path, "logs", "-f", str(run.path)).returncode == 1
     with pytest.raises(UnavailableError, match="does not run here"):
@@ -90,6 +92,50 @@ def test_a_run_on_another_machine_is_not_signalled_here(tmp_path: Path) -> None:
     run = make(tmp_path, "a", target="local", host="elsewhere", pid=os.getpid())
     with pytest.raises(UnavailableError, match="elsewhere"):
         runs.cancel(run, NO_SLURM)
+
+
+def test_a_process_that_has_the_runs_number_now_is_left_alone(tmp_path: Path) -> None:
+    """Numbers come round again, and mean somebody else in a container or after a reboot."""
+    with subprocess.Popen(["sleep", "100"]) as other:
+        now = processes.identify(other.pid)
+        for changed in ({"start": "1"}, {"boot": "another"}, {"space": "pid:[1]"}, {"host": "x"}):
+            name = next(iter(changed))
+            run = make(tmp_path, name, target="local", world_size=1, **{**now, **changed})
+            assert runs.status(run, NO_SLURM)["state"] == "unknown"
+            with pytest.raises(UnavailableError, match="does not run here"):
+                runs.cancel(run, NO_SLURM)
+        old = make(tmp_path, "old", target="local", host=now["host"], pid=other.pid)
+        with pytest.raises(UnavailableError, match="does not run here"):
+            runs.cancel(old, NO_SLURM)
+        assert other.poll() is None
+        mine = make(tmp_path, "mine", target="local", world_size=1, **now)
+        assert runs.status(mine, NO_SLURM)["state"] == "running"
+        runs.cancel(mine, NO_SLURM)
+        assert other.wait(timeout=30) == -signal.SIGTERM
+
+
+def test_a_pasted_plan_is_a_run_like_any_other_while_it_runs(tmp_path: Path) -> None:
+    command = ("sh", "-c", "echo $$ >pid-$RANK; exec sleep 150")
+    plan = toolkit(tmp_path, "run", "--on", "local", "-N", "2", "--dry-run", "--", *command).stdout
+    files = [tmp_path / "pid-0", tmp_path / "pid-1"]
+    with subprocess.Popen(
+        ["bash"], stdin=subprocess.PIPE, cwd=tmp_path, stderr=subprocess.DEVNULL
+    ) as pasted:
+        assert pasted.stdin is not None
+        pasted.stdin.write(plan.encode())
+        pasted.stdin.close()
+        deadline = time.monotonic() + 60
+        while not all(file.exists() and file.read_text().strip() for file in files):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert json.loads(toolkit(tmp_path, "status", "--json").stdout)["state"] == "running"
+        assert toolkit(tmp_path, "cancel").returncode == 0
+        pasted.wait(timeout=60)
+    deadline = time.monotonic() + 30
+    while any(processes.identify(int(file.read_text()))["start"] for file in files):
+        assert time.monotonic() < deadline, "no rank is left"
+        time.sleep(0.05)
+    assert json.loads(toolkit(tmp_path, "status", "--json").stdout)["state"] == "unknown"
 
 
 @pytest.mark.parametrize(

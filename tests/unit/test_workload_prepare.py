@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -21,6 +22,10 @@ from workloads.common.prepare import Recipe, default_root, prepare, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+ELSEWHERE = json.dumps(
+    {"host": "othernode", "boot": "b", "space": "pid:[1]", "pid": 1, "start": "1"}
+)
 
 # A process that prepares ROOT/data: tells when it builds, takes SECONDS over it, writes two files.
 WRITER = """
@@ -95,7 +100,7 @@ def test_a_killed_writer_is_replaced_at_once_on_its_own_machine(tmp_path: Path) 
 def test_a_lock_from_elsewhere_is_passed_over_by_one_when_nobody_touches_it(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
-    (root / ".data.lock.0").write_text("othernode 1 an-other-boot/pid:[1]\n")
+    (root / ".data.lock.0").write_text(ELSEWHERE)
     (root / ".data.tmp-0123").mkdir()
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(writer(root, 0.5, stale=1)) for _ in range(4)]
@@ -111,11 +116,15 @@ def test_a_writer_that_takes_long_keeps_its_lock(tmp_path: Path) -> None:
         until_building(first)
         # To a process on another machine this one's number says nothing: only the touches count.
         lock = root / ".data.lock.0"
-        lock.write_text("othernode 1 an-other-boot/pid:[1]\n")
+        lock.write_text(ELSEWHERE)
         prepare(root, Recipe("data", fill), timeout=30, stale=1)
         assert first.wait(30) == 0
     assert sorted(path.name for path in (root / "data").iterdir()) == ["first", "second"]
 
+
+ELSEWHERE = json.dumps(
+    {"host": "othernode", "boot": "b", "space": "pid:[1]", "pid": 1, "start": "1"}
+)
 
 # A process that prepares ROOT/data in twenty pieces, and tells each one that it makes.
 PIECES = """

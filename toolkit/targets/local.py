@@ -228,6 +228,8 @@ class _Rank:
         self._reader.join(timeout=1.0)
         if not self._reader.is_alive():
             self._log.close()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
 
 
 def run(job: Job, plan: Plan, run: RunDir, view: View) -> Outcome:

@@ -128,8 +128,10 @@ def watch(plan: Plan, run: RunDir, view: View, environ: Mapping[str, str]) -> Ou
             )
         finally:
             _end(srun)
-    for reader in readers:
+    for reader, stream in zip(readers, (srun.stdout, srun.stderr), strict=True):
         reader.join(timeout=5.0)
+        if not reader.is_alive():
+            stream.close()
     listener.close()
     view.poll(run)
     if failed is None:

@@ -7,15 +7,17 @@ seconds; one that is no longer touched, or whose holder has died on this machine
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import socket
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from toolkit.entrypoint import processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 STALE = 30.0  # seconds without a touch after which a lock is passed over
 BEATS = 15  # how often a lock is touched in that time
@@ -25,7 +27,7 @@ def acquire(lock: Path) -> bool:
     """Make the lock; False where another process has."""
     try:
         with lock.open("x") as file:
-            file.write(f"{socket.gethostname()} {os.getpid()} {_machine()}\n")
+            json.dump(processes.identify(os.getpid()), file)
     except FileExistsError:
         return False
     except OSError:  # a full disk leaves a lock without a holder
@@ -64,10 +66,10 @@ class Watch:
 
     def is_stale(self, lock: Path) -> bool:
         """Tell whether its holder is gone."""
-        holder, touched = read(lock)
-        if holder is None:
+        touched = _touched(lock)
+        if touched is None:
             return False  # just removed: look again
-        if _has_died(holder):
+        if processes.lives(_holder(lock)) is False:
             return True
         before, since = self._seen.get(lock, (None, 0.0))
         if touched != before:
@@ -76,33 +78,24 @@ class Watch:
         return time.monotonic() - since > self._stale
 
 
-def read(lock: Path) -> tuple[str | None, float]:
-    """Return who holds a lock and when it was touched: opened, because NFS then asks the server."""
+def holder(lock: Path) -> str:
+    """Say who holds a lock."""
+    found = _holder(lock)
+    return f"process {found['pid']} on {found['host']}" if found.keys() >= {"pid", "host"} else "?"
+
+
+def _holder(lock: Path) -> dict[str, object]:
+    try:
+        found = json.loads(lock.read_text())
+    except (OSError, ValueError):  # removed meanwhile, or damaged: the disk was full, say
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _touched(lock: Path) -> float | None:
+    """Tell when a lock was touched; it is opened, because NFS then asks the server."""
     try:
         with lock.open() as file:
-            return file.read().strip(), os.fstat(file.fileno()).st_mtime
+            return os.fstat(file.fileno()).st_mtime
     except FileNotFoundError:
-        return None, 0.0
-
-
-def _has_died(holder: str) -> bool:
-    """Tell whether the holder is known to be gone: a process that ran here and runs no more."""
-    words = holder.split()
-    if len(words) != 3 or words[2] != _machine() or not words[2]:
-        return False
-    try:
-        os.kill(int(words[1]), 0)
-    except ProcessLookupError:
-        return True
-    except (PermissionError, ValueError):
-        return False
-    return False
-
-
-def _machine() -> str:
-    """Name the set of processes that a process number belongs to: this boot, this namespace."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""
+        return None

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.common.errors import WorkloadError
-from workloads.common.lock import BEATS, STALE, Watch, acquire, held, read
+from workloads.common.lock import BEATS, STALE, Watch, acquire, held, holder
 from workloads.common.metrics import Progress
 
 if TYPE_CHECKING:
@@ -198,10 +198,10 @@ class _Wait:
                 self._deadline = time.monotonic() + self._timeout
                 return
         if time.monotonic() > self._deadline:
-            holder = f"held by {read(locks[-1])[0] or 'unknown'}" if locks else "held by nobody"
+            who = f"held by {holder(locks[-1])}" if locks else "held by nobody"
             msg = (
                 f"{self._wanted} was not prepared within {self._timeout:g} s (its lock is "
-                f"{holder}); look at the log of the rank that prepares it, or allow more time by "
+                f"{who}); look at the log of the rank that prepares it, or allow more time by "
                 f"--data-timeout"
             )
             raise WorkloadError(msg)
