@@ -283,6 +283,9 @@ class JobSpec:
     constraint: str | None = option(
         "-C", "--constraint", said=Said.JOB, helper=True, help="Features that the nodes must have."
     )
+    reservation: str | None = option(
+        said=Said.JOB, helper=True, help="Reservation whose nodes are used."
+    )
     job_name: str = option(
         "-J", "--job-name", default="job", said=Said.LIMIT,
         help="Name of the job [default: the workload's].",

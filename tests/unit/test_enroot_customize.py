@@ -96,10 +96,31 @@ def test_a_damaged_source_is_told_first(tmp_path: Path) -> None:
         customize(source, tmp_path / "new.sqsh")
 
 
-def customize(source: Path, target: Path) -> None:
+def test_the_login_nodes_software_does_not_reach_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "seen"
+    enroot = tmp_path / "enroot"
+    enroot.write_text(f'#!/bin/sh\nenv >>"{seen}"\nexit 1\n')
+    enroot.chmod(0o755)
+    monkeypatch.setattr("toolkit.enroot.customize.check_space", lambda *_: None)
+    (tmp_path / "old.sqsh").write_bytes(superblock(4096).ljust(4096))
+    names = ("PYTHONUSERBASE", "PYTHONSTARTUP", "LD_AUDIT", "CONDA_PREFIX", "PYTHONHOME")
+    leaks = dict.fromkeys(names, "leaked")
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": "/h", "KEPT": "1", **leaks}
+    with pytest.raises(ImportImageError, match="was not made"):
+        customize(tmp_path / "old.sqsh", tmp_path / "new.sqsh", environ)
+    text = seen.read_text()
+    assert "KEPT=1" in text
+    assert "leaked" not in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["enroot", "old.sqsh", "seen"]
+
+
+def customize(source: Path, target: Path, environ: dict[str, str] | None = None) -> None:
     make(
-        source, target, Additions(pip=("x",)), site=SITE, environ={}, say=lambda _: None, origin={}
-    )
+        source, target, Additions(pip=("x",)),
+        site=SITE, environ=environ or {}, say=lambda _: None, origin={},
+    )  # fmt: skip
 
 
 def test_nothing_to_add_is_an_error(tmp_path: Path) -> None:

@@ -295,6 +295,27 @@ def test_what_only_the_job_knows_is_filled_in(harness: Path) -> None:
     assert (harness / "run_3" / "entrypoint.pyz").exists()
 
 
+@pytest.mark.parametrize(("launcher", "task"), [("srun", "rank"), ("torchrun", "node")])
+def test_case_10_4_what_an_attempt_left_is_kept_apart(
+    harness: Path, launcher: str, task: str
+) -> None:
+    run = harness / f"again-{task}"
+    job = decided(command=("a",), launcher=launcher, **in_harness(harness, run))
+    for name in ("ranks", "logs"):
+        (run / name).mkdir(parents=True)
+    left = {f"logs/{task}-0.log": "its last words", "ranks/0.json": "{}", "result-0.json": "{}"}
+    for name, content in {**left, "logs/srun.log": "what Slurm said"}.items():
+        (run / name).write_text(content)
+    carry_out(harness, sbatch.script(job)[0], SLURM_RESTART_COUNT="1")
+    kept = run / "before-restart-1"
+    assert (kept / f"{task}-0.log").read_text() == "its last words"
+    assert (kept / "srun.log").read_text() == "what Slurm said"
+    assert (kept / "ranks" / "0.json").exists()
+    assert (kept / "result-0.json").exists()
+    assert not list((run / "logs").glob(f"{task}-*"))
+    assert list((run / "ranks").iterdir()) == []
+
+
 def test_case_10_4_the_scripts_exit_code_is_what_finish_says_or_sruns(harness: Path) -> None:
     run = harness / "finished"
     run.mkdir()
