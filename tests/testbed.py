@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import shutil
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,13 +50,34 @@ def slurm_testbed() -> Iterator[None]:
     os.environ.update(sourced(TESTBED / "env"))
     if not was_up:
         os.environ["TOOLKIT_TESTBED_STARTED_BY"] = str(os.getpid())
+    else:
+        end_leftovers()
+    shared = os.environ["TOOLKIT_TESTBED_SHARED"] + f"/tests-{uuid.uuid4().hex[:8]}"
+    os.environ["TOOLKIT_TESTBED_SHARED"] = shared
+    make_shared()
     try:
         yield
     finally:
+        shutil.rmtree(shared, ignore_errors=True)
         os.environ.clear()
         os.environ.update(before)
         if not was_up and os.environ.get("TOOLKIT_TESTBED_KEEP") != "1":
             subprocess.run([TESTBED / "down", "slurm"], check=True)
+
+
+def make_shared() -> None:
+    """Make the folder of this run of the tests, which nothing of an earlier one is in."""
+    folder = Path(os.environ["TOOLKIT_TESTBED_SHARED"])
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o1777)
+
+
+def end_leftovers() -> None:
+    """End what an aborted run of the tests left on a cluster that is up: jobs, and a setting."""
+    for user in ("root", "tester"):
+        subprocess.run(["scancel", f"--user={user}"], check=False, timeout=LIMIT)
+    for conf in Path(os.environ["SLURM_CONF"]).parent.glob("enroot.conf.d/50-http.conf"):
+        conf.unlink()
 
 
 def run(

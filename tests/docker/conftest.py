@@ -113,11 +113,21 @@ def testbed_up() -> Iterator[None]:
             subprocess.run([TESTBED / "down", "docker"], check=True)
 
 
+def end_leftovers(client: docker.DockerClient) -> None:
+    """Remove what an aborted run of the tests left on an engine that is up."""
+    for container in client.containers.list(all=True):
+        container.remove(force=True)
+    for network in client.networks.list():
+        if str(network.name).startswith(("run-", "toolkit-smoke-")):
+            network.remove()
+
+
 @pytest.fixture(scope="session")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
     """The engine and the registries."""
     with testbed_up():
         client = docker.from_env()
+        end_leftovers(client)
         password = Path(os.environ["TOOLKIT_TESTBED_REGISTRY_PASSWORD_FILE"]).read_text()
         folder = tmp_path_factory.mktemp("project")
         folder.chmod(0o755)

@@ -62,4 +62,4 @@ def plain_http(testbed: None) -> Iterator[None]:  # noqa: ARG001  # it must be u
     conf = Path(os.environ["SLURM_CONF"]).parent / "enroot.conf.d" / "50-http.conf"
     conf.write_text("ENROOT_ALLOW_HTTP yes\n")
     yield
-    conf.unlink()
+    conf.unlink(missing_ok=True)

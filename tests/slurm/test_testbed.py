@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed import LIMIT, TESTBED, run
+from tests.testbed import LIMIT, TESTBED, make_shared, run
 
 USERS = ("root", "tester")
 
@@ -220,6 +220,7 @@ def test_down_leaves_nothing_and_a_failed_up_cleans_up(
     assert "the cluster did not come up" in failed.stderr
     assert leftovers() == []
     assert up("--release", release).returncode == 0
+    make_shared()
     assert run("srun", "-N2", "true").returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""Last of the tier: the registry's password is in nothing that the commands printed or made."""
+"""The registry's password is in nothing that the commands print or make."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ pytestmark = pytest.mark.timeout(1200)  # the first test builds the image, cold
 
 
 def test_no_secret_in_outputs_files_and_layers(bed: Bed, image: str) -> None:
+    small = bed.image(f"{bed.registry_auth}/team/secret:1", f"FROM {bed.base}\nLABEL a=b\n")
+    given = ("--username", bed.user, "--password-stdin")
+    pushed = bed.toolkit("push", small, *given, stdin=f"{bed.password}\n")
+    assert pushed.code == 0, pushed.stderr
+    refused = bed.toolkit("push", small, *given, stdin=f"{bed.password}wrong\n")
+    assert refused.code == 77
+    bed.toolkit("push", small, *given, "--dry-run", stdin=f"{bed.password}\n")
     login = f"{bed.user}:{bed.password}"
     secrets = [bed.password.encode(), base64.b64encode(login.encode())]
     assert len(bed.outputs) > 2
