@@ -11,8 +11,8 @@ FILE = Path(__file__).parents[1] / "OPTIONS.md"
 HEAD = """\
 # Options of a job
 
-Made from the table in `toolkit/options.py` by `python ci/reference.py`. Of several sources the first
-counts: the command line, the variable, `[job]` of `toolkit.toml`, the cluster's profile in it.
+Made from the table in `toolkit/options.py` by `python ci/reference.py`. Of several sources the
+first counts: the command line, the variable, `[job]` of `toolkit.toml`, the cluster's profile in it.
 Options marked *batch* are those of `toolkit submit` alone.
 
 | on the command line | in `toolkit.toml` | variable | meaning | said to Slurm |

@@ -18,8 +18,8 @@ from tests.registry import serve
 from toolkit import decide
 from toolkit.common.lock import Lock
 from toolkit.config import Setting
-from toolkit.enroot import importing, squashfs
-from toolkit.enroot.images import Images
+from toolkit.enroot import importing
+from toolkit.enroot.images import SQUASH_OPTIONS, Images, judge_squashfs, squashfs_problem
 from toolkit.enroot.importing import Need, check_space, explain, needs
 from toolkit.enroot.registry import OCI_MANIFEST, Image
 from toolkit.enroot.site import Site
@@ -56,7 +56,7 @@ def put(folder: Images, digest: str = DIGEST, *, size: int = 4096, **record: Any
     ],
 )
 def test_a_file_that_is_not_whole_is_not_used(head: bytes, size: int, word: str) -> None:
-    problem = squashfs.judge(head, size)
+    problem = judge_squashfs(head, size)
     assert problem is not None
     assert word in problem
 
@@ -67,15 +67,15 @@ def test_a_real_squashfs_file_is_whole_until_it_is_cut(tmp_path: Path) -> None:
     made = tmp_path / "made.sqsh"
     try:
         subprocess.run(
-            ["mksquashfs", tmp_path / "root", made, *squashfs.OPTIONS.split(), "-quiet"],
+            ["mksquashfs", tmp_path / "root", made, *SQUASH_OPTIONS.split(), "-quiet"],
             check=True,
             capture_output=True,
         )
     except FileNotFoundError:
         pytest.skip("mksquashfs is not installed")
-    assert squashfs.problem(made) is None
+    assert squashfs_problem(made) is None
     os.truncate(made, made.stat().st_size // 2)
-    assert "cut short" in str(squashfs.problem(made))
+    assert "cut short" in str(squashfs_problem(made))
 
 
 # ---- the lock

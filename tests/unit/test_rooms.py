@@ -1,4 +1,4 @@
-"""The house: rooms import downward only, and what is decided in one place is spelled there alone."""
+"""The house: rooms import downward only; what is decided in one place is spelled there alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COPIED = ("toolkit", "workloads", "pyproject.toml")
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
     if not LINTER.exists():
         pytest.skip("import-linter is not installed")
-    command = [LINTER, "--no-logo", "--no-cache"]
+    command = [str(LINTER), "--no-logo", "--no-cache"]
     env = {"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin", "COLUMNS": "200"}
     return subprocess.run(
         command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=120
@@ -29,8 +29,10 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
     for name in COPIED:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, tmp_path / name)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tmp_path / name)
+        else:
+            shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
 

@@ -191,7 +191,8 @@ def _node(
 
 
 def _image(name: str, environ: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]:
-    from toolkit.enroot import importing, squashfs  # noqa: PLC0415
+    from toolkit.enroot import importing  # noqa: PLC0415
+    from toolkit.enroot.images import squashfs_problem  # noqa: PLC0415
     from toolkit.errors import ToolkitError  # noqa: PLC0415
     from toolkit.image import reference  # noqa: PLC0415
 
@@ -199,7 +200,7 @@ def _image(name: str, environ: Mapping[str, str]) -> tuple[dict[str, Any] | None
         parsed = reference.parse(name)
         if parsed.is_file:
             path = Path(parsed.path)
-            problem = squashfs.problem(path)
+            problem = squashfs_problem(path)
             if problem:
                 return None, f"{path}: {problem}"
             return {"name": name, "size": path.stat().st_size}, ""

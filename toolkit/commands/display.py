@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress, TaskID
 
+    from toolkit.image.buildkit import View as BuildView
     from toolkit.image.push import LayerView
-    from toolkit.image.stream import View as BuildView
     from toolkit.run_dir import RunDir
     from toolkit.targets import View as RunView
 

@@ -1,10 +1,14 @@
-"""``toolkit image``: what is known about an image without asking a registry or an engine."""
+"""``toolkit image`` and ``export``: an image's names, and an image of the engine's as a file."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from toolkit.commands.display import message
 
 EngineOption = Annotated[
     str | None,
@@ -17,9 +21,6 @@ EngineOption = Annotated[
 
 def configured_image() -> str | None:
     """``container-image`` of toolkit.toml or its variable, as ``toolkit run`` takes it."""
-    import os
-    from pathlib import Path
-
     from toolkit import config
 
     setting = config.settings({}, os.environ, Path.cwd()).get("container_image")
@@ -74,3 +75,27 @@ def ref(
         return
     for tool, spelling in spellings.items():
         typer.echo(f"{tool:8}{spelling or '(a squashfs file: Docker cannot use it)'}")
+
+
+def export(
+    image: Annotated[
+        str | None,
+        typer.Argument(metavar="[IMAGE]", help="Image [default: container-image of toolkit.toml]."),
+    ] = None,
+    *,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The .sqsh file to write.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    engine: EngineOption = None,
+) -> None:
+    """Write an image as a .sqsh file, which a cluster starts like one imported from a registry."""
+    from toolkit.enroot import export as exporting
+    from toolkit.image import engine as engines
+    from toolkit.image import reference
+
+    name = reference.parse(image_or_configured(image)).docker()
+    target = Path.cwd() / output
+    with engines.connect(engine, os.environ) as found:
+        message(f"exporting {name} from {found}")
+        size = exporting.export(found, name, target, force=force)
+    message(f"{target} has {size / 1e6:.0f} MB")
+    print(target)

@@ -116,11 +116,11 @@ def fetch(
 
 def _show(image: Reference, folder: Images, srun: tuple[str, ...]) -> None:
     """What would be executed; the digest is not asked for."""
-    from toolkit.enroot import squashfs
+    from toolkit.enroot.images import SQUASH_OPTIONS
 
     digest = image.digest or "sha256:DIGEST"
     command = [*srun, "enroot", "import", "-o", str(folder.file(digest)), image.enroot()]
-    print(f"export ENROOT_SQUASH_OPTIONS={shlex.quote(squashfs.OPTIONS)}")
+    print(f"export ENROOT_SQUASH_OPTIONS={shlex.quote(SQUASH_OPTIONS)}")
     print(shlex.join(command))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.common.environment import left_out
 from toolkit.common.secrets import hide_logins
-from toolkit.enroot import squashfs
+from toolkit.enroot.images import SQUASH_OPTIONS, squashfs_problem
 from toolkit.enroot.importing import LIMIT_S, SQUASHED, UNPACKED, Need, check_space, run_enroot
 from toolkit.errors import ImportImageError, UsageError
 
@@ -139,7 +139,7 @@ def make(
         raise UsageError(f"--output {target} exists; --force replaces it.")
     if not target.parent.is_dir():
         raise UsageError(f"--output {target}: there is no directory {target.parent}.")
-    problem = squashfs.problem(source)
+    problem = squashfs_problem(source)
     if problem:
         raise ImportImageError(f"{source} cannot be used: {problem}.")
     _check_space(source, target, site, elsewhere=bool(srun))
@@ -153,7 +153,7 @@ def make(
     install = target.with_name(f".{target.name}.{token}.install")
     dropped = left_out(environ)
     kept = {name: value for name, value in environ.items() if name not in dropped}
-    env = {"ENROOT_SQUASH_OPTIONS": squashfs.OPTIONS, **kept}
+    env = {"ENROOT_SQUASH_OPTIONS": SQUASH_OPTIONS, **kept}
     begun = time.monotonic()
     try:
         with install.open("x", encoding="utf-8") as file:
@@ -164,7 +164,7 @@ def make(
         code, said = run_enroot([*srun, *arguments], env, limit_s=LIMIT_S, echo=say)
         if code != 0:
             raise _failure(target, code, said)
-        problem = squashfs.problem(part)
+        problem = squashfs_problem(part)
         if problem:
             raise ImportImageError(f"{target}: what enroot made is no image: {problem}.")
         part.replace(target)

@@ -16,7 +16,7 @@ import tarfile
 import uuid
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from toolkit.enroot import squashfs
+from toolkit.enroot.images import SQUASH_OPTIONS, squashfs_problem
 from toolkit.enroot.importing import SQUASHED, Need, check_space
 from toolkit.errors import ImportImageError, UnavailableError, UsageError
 
@@ -161,7 +161,7 @@ def to_squashfs(source: IO[bytes], part: Path, config: Mapping[str, Any]) -> Non
         ImportImageError: Where that fails.
     """
     # Not sqfstar, whose 4.5.1 takes no compression level.
-    argv = ["mksquashfs", "-", str(part), "-tar", *squashfs.OPTIONS.split(), "-all-root"]
+    argv = ["mksquashfs", "-", str(part), "-tar", *SQUASH_OPTIONS.split(), "-all-root"]
     argv += ["-quiet", "-no-progress"]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
@@ -181,7 +181,7 @@ def to_squashfs(source: IO[bytes], part: Path, config: Mapping[str, Any]) -> Non
     if cut or process.returncode != 0:
         reason = cut or (said[-1] if said else f"mksquashfs ended with {process.returncode}")
         raise ImportImageError(f"{part.parent} got no image: {reason}.")
-    problem = squashfs.problem(part)
+    problem = squashfs_problem(part)
     if problem:
         raise ImportImageError(f"what mksquashfs made is no image: {problem}.")
 

@@ -10,13 +10,14 @@ import contextlib
 import json
 import os
 import re
+import struct
 import time
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.enroot import site, squashfs
+from toolkit.enroot import site
 from toolkit.entrypoint.run_files import write_whole
 from toolkit.errors import ToolkitError
 
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from toolkit.image.reference import Reference
+
+#: What ``toolkit`` has mksquashfs do. On a torch + PyG image this is 7 times faster than enroot's
+#: default (lzo, data not compressed) at 0.4 of its size, and 18 times faster than gzip at 1.03 of
+#: its size; zstd at its own default level, 15, saves a seventh of the size for 45 times the time.
+SQUASH_OPTIONS = "-comp zstd -Xcompression-level 3 -exit-on-error"
+
+#: Superblock, version 4.0: magic, …, compression at byte 20, …, version at 28, bytes used at 40.
+_SUPERBLOCK = struct.Struct("<4s16xH6xHH8xQ")
+COMPRESSIONS = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}
 
 FOLDER = "images"
 _NAME = re.compile(r"sha256-[0-9a-f]{64}\.json")
@@ -113,7 +123,7 @@ class Images:
         path = record_path.with_suffix(".sqsh")
         if record is None or not path.exists() or path.stat().st_size != record.get("size"):
             return None
-        return None if squashfs.problem(path) else Imported(path, record)
+        return None if squashfs_problem(path) else Imported(path, record)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -122,6 +132,34 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) and "digest" in record else None
+
+
+# ---- squashfs files: whether one is whole, from its first bytes and its size
+
+
+def squashfs_problem(path: Path) -> str | None:
+    """Why the file is no whole squashfs file; None where it is one."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_SUPERBLOCK.size)
+        size = path.stat().st_size
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    return judge_squashfs(head, size)
+
+
+def judge_squashfs(head: bytes, size: int) -> str | None:
+    """The same from the first bytes and the size."""
+    if len(head) < _SUPERBLOCK.size:
+        return f"it has {size} bytes, too few for a squashfs file"
+    magic, compression, major, _minor, used = _SUPERBLOCK.unpack_from(head)
+    if magic != b"hsqs" or major != 4:
+        return "it is no squashfs file of version 4"
+    if compression not in COMPRESSIONS:
+        return f"its compression {compression} is unknown"
+    if size < used:
+        return f"it has {size} bytes of {used}: it was cut short"
+    return None
 
 
 # ---- what a job starts

@@ -17,7 +17,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from toolkit.common.lock import Lock
 from toolkit.common.process import Signals
-from toolkit.enroot import credentials, squashfs
+from toolkit.enroot import credentials
+from toolkit.enroot.images import SQUASH_OPTIONS, squashfs_problem
 from toolkit.enroot.registry import OCI_MANIFEST, Registry, machine_architecture
 from toolkit.errors import (
     CancelledError,
@@ -171,7 +172,7 @@ def _import(
         say(f"{target} is not whole and is imported again")
     for leftover in images.path.glob(f".{target.name}.*.part"):
         leftover.unlink(missing_ok=True)
-    env = {"ENROOT_SQUASH_OPTIONS": squashfs.OPTIONS, **environ}
+    env = {"ENROOT_SQUASH_OPTIONS": SQUASH_OPTIONS, **environ}
     wanted = needs(image, images.path, site, elsewhere=bool(srun))
     check_space(wanted, lambda path: shutil.disk_usage(path).free, lambda path: path.stat().st_dev)
     exact = dataclasses.replace(reference, tag=None, digest=image.digest)
@@ -185,7 +186,7 @@ def _import(
         if code != 0:
             raise explain(reference, image, said, srun=bool(srun))
         _settle(part)
-        problem = squashfs.problem(part)
+        problem = squashfs_problem(part)
         if problem:
             raise ImportImageError(
                 f"{reference.docker()}: what enroot made is no image: {problem}."

@@ -13,9 +13,9 @@ from toolkit.common.capture import capture
 from toolkit.common.secrets import is_secret
 from toolkit.errors import BuildError, UsageError
 from toolkit.image import buildkit, reference, versions
+from toolkit.image.buildkit import TAIL, View, short, step_failed
 from toolkit.image.context import digest
 from toolkit.image.pin import BUILD_ARGUMENT, BUILD_VARIABLE, PYG_LABEL
-from toolkit.image.stream import TAIL, View, short, step_failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -9,12 +9,11 @@ import tempfile
 import threading
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from toolkit.common.capture import capture
 from toolkit.errors import BuildError, UnavailableError
 from toolkit.image.engine import SILENCE_SECONDS
-from toolkit.image.stream import TAIL, View, short, step_failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from toolkit.image.build import BuildSpec
     from toolkit.image.engine import Engine
 
+TAIL = 20  # lines of a failing step that an error shows
 ASK_LIMIT_S = 30
 # What BuildKit says of each step beside the step's own output.
 NOISE = re.compile(r"DONE|CACHED|sha256:|transferring |resolve |extracting ")
@@ -110,3 +110,29 @@ def follow(lines: Iterable[str], view: View) -> str:
         step = f"step {short(names.get(failed, '#' + failed))}"
         return step_failed(step, reason.removeprefix("ERROR: "), output.get(failed, ()))
     return step_failed("", "BuildKit gave no image", tail)
+
+
+# ---- what the two builders have in common
+
+
+class View(Protocol):
+    """Where the progress of a build is shown."""
+
+    def step(self, number: int, total: int, text: str) -> None:
+        """Show that a step has begun; ``total`` is 0 where the builder does not say."""
+
+    def line(self, text: str) -> None:
+        """Show a line that a step printed."""
+
+
+def step_failed(step: str, error: str, tail: Iterable[str]) -> str:
+    """The message for a build that failed at ``step`` (empty: before the first one)."""
+    where = f"the build failed at {step}" if step else "the build failed before its first step"
+    lines = "".join(f"\n  {line}" for line in tail)
+    return f"{where}: {error.strip()}{lines and '; its last lines:'}{lines}"
+
+
+def short(text: str, width: int = 100) -> str:
+    """``text`` on one line, cut where it is long."""
+    text = " ".join(text.split())
+    return text if len(text) <= width else f"{text[: width - 1]}…"

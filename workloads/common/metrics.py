@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
+from toolkit.entrypoint import run_files
 from workloads.common.errors import WorkloadError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Metrics:
         folder = environ.get("TOOLKIT_RUN_DIR")
         if folder and self._speaks:
             try:
-                self._file = (Path(folder) / "metrics.jsonl").open("a", buffering=1)
+                self._file = (Path(folder) / run_files.METRICS).open("a", buffering=1)
             except OSError as error:
                 msg = f"the metrics cannot be written (TOOLKIT_RUN_DIR={folder}): {error}"
                 raise WorkloadError(msg) from error
