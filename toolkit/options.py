@@ -383,7 +383,6 @@ class JobSpec:
 
     @property
     def tasks_per_node(self) -> int:
-        """Slurm's tasks on a node."""
         return 1 if self.task == run_files.NODE else self.ntasks_per_node
 
     @property

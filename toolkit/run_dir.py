@@ -36,12 +36,10 @@ class RunDir:
 
     @property
     def metrics_file(self) -> Path:
-        """What the workload reported, in JSON lines."""
         return self.path / run_files.METRICS
 
     @property
     def result_file(self) -> Path:
-        """How the run ended."""
         return self.path / run_files.RESULT
 
     @property

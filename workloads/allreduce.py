@@ -67,7 +67,6 @@ class Scope:
     groups: tuple[tuple[int, ...], ...]
 
     def group_of(self, rank: int) -> tuple[int, ...] | None:
-        """The group that a rank is in."""
         return next((group for group in self.groups if rank in group), None)
 
 

@@ -50,7 +50,6 @@ class Check:
     mend: str = ""
 
     def line(self) -> str:
-        """As it is printed."""
         return f"{self.state:4} {self.name}: {self.said}" + (
             f" -> {self.mend}" if self.mend else ""
         )
@@ -233,7 +232,6 @@ def judge(facts: Facts) -> list[Check]:
 
 
 def failed(checks: Sequence[Check]) -> bool:
-    """Whether any check failed."""
     return any(check.state == "FAIL" for check in checks)
 
 

@@ -14,8 +14,6 @@ from toolkit.commands.push import PasswordStdin, Username
 
 
 class Builder(StrEnum):
-    """Which of the engine's builders."""
-
     CLASSIC = "classic"
     BUILDKIT = "buildkit"
 

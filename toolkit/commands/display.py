@@ -29,13 +29,11 @@ class PlainRun:
         self._stream = stream
 
     def line(self, who: str, text: str) -> None:
-        """Show a line that a rank printed."""
         # One write, so that lines of two ranks do not mix.
         self._stream.write(f"[{who}] {text}\n")
         self._stream.flush()
 
     def note(self, text: str) -> None:
-        """Show a message of the target's."""
         message(text)
 
     def poll(self, run: RunDir) -> None:
@@ -56,7 +54,6 @@ class LiveRun:
         self._progress.console.out(f"[{who}] {text}", highlight=False)
 
     def note(self, text: str) -> None:
-        """Show a message of the target's above the display."""
         self._progress.console.out(f"toolkit: {text}", highlight=False)
 
     def poll(self, run: RunDir) -> None:
@@ -119,7 +116,6 @@ def run_view(stream: IO[str]) -> Iterator[RunView]:
 
 
 def message(text: str) -> None:
-    """A message of the toolkit's own."""
     print(f"toolkit: {text}", file=sys.stderr)
 
 
@@ -130,12 +126,10 @@ class PlainImage:
     """A line for each thing that happens to an image; always on stderr."""
 
     def step(self, number: int, total: int, text: str) -> None:
-        """Show that a step of a build has begun."""
         which = f"{number}/{total}" if total else str(number)
         print(f"step {which}: {' '.join(text.split())}", file=sys.stderr, flush=True)
 
     def line(self, text: str) -> None:
-        """Show a line that a step printed."""
         print(f"  {text}", file=sys.stderr, flush=True)
 
     def layer(self, layer: str, status: str, done: int, total: int) -> None:
@@ -153,7 +147,6 @@ class LiveImage:
         self._tasks: dict[str, TaskID] = {}
 
     def step(self, number: int, total: int, text: str) -> None:
-        """Move the bar to a step."""
         shown = " ".join(text.split())[:70]
         task = self._task("build")
         self._progress.update(
@@ -181,14 +174,12 @@ class LiveImage:
 
 @contextmanager
 def build_view() -> Iterator[BuildView]:
-    """A view of a build, for as long as it lasts."""
     with _image_view() as view:
         yield view
 
 
 @contextmanager
 def push_view() -> Iterator[LayerView]:
-    """A view of a push, for as long as it lasts."""
     with _image_view() as view:
         yield view
 

@@ -22,7 +22,6 @@ class Captured:
 
     @property
     def ok(self) -> bool:
-        """Whether it ended with 0."""
         return self.code == 0
 
     def said(self) -> str:

@@ -37,8 +37,6 @@ _HARMLESS = re.compile(r"[^\s\"'\\*?\[\]]+")
 
 @dataclass(frozen=True)
 class Entry:
-    """One login."""
-
     machine: str
     """A host, without a port."""
     login: str
@@ -46,7 +44,6 @@ class Entry:
     """As the file has it: where it begins with ``$``, a shell expression."""
 
     def line(self) -> str:
-        """The entry as enroot reads it."""
         return f"machine {self.machine} login {self.login} password {self.password}"
 
 

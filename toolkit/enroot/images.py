@@ -60,8 +60,6 @@ def folder(images: str | None, cwd: Path) -> Path:
 
 
 class Images:
-    """The folder."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -97,7 +95,6 @@ class Images:
             os.utime(image.path.with_suffix(".json"))
 
     def write_record(self, record: dict[str, Any]) -> None:
-        """Write what an image was imported from."""
         write_whole(self.record(record["digest"]), json.dumps(record, indent=2) + "\n")
 
     def unused(self, age_s: float) -> Iterator[tuple[Path, float]]:

@@ -43,7 +43,6 @@ def files() -> Path:
 
 
 def target(site: Site, scope: Scope) -> Path:
-    """Where they go."""
     name = "ENROOT_CONFIG_PATH" if scope == "user" else "ENROOT_SYSCONF_PATH"
     return site.path(name)
 

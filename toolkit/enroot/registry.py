@@ -55,7 +55,6 @@ class Image:
 
     @property
     def size(self) -> int:
-        """Compressed size in bytes."""
         return sum(self.layers.values())
 
 
@@ -82,7 +81,6 @@ class Challenge:
 
 
 def parse_challenge(header: str) -> Challenge:
-    """A ``WWW-Authenticate`` header."""
     scheme, _, rest = header.strip().partition(" ")
     pairs = re.findall(r'(\w+)=(?:"([^"]*)"|([^\s,]+))', rest)
     return Challenge(scheme.lower(), {name.lower(): quoted or bare for name, quoted, bare in pairs})

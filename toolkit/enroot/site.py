@@ -65,7 +65,6 @@ class Site:
 
     @property
     def credentials(self) -> Path:
-        """The credentials file."""
         return self.path("ENROOT_CONFIG_PATH") / ".credentials"
 
 

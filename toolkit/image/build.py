@@ -29,8 +29,6 @@ GIT_LIMIT_S = 30
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSpec:
-    """What to build, decided once."""
-
     context: Path
     dockerfile: Path
     tag: str

@@ -25,8 +25,6 @@ HELPER_SECONDS = 30
 
 @dataclass(frozen=True)
 class Login:
-    """A login and where it came from."""
-
     registry: str
     source: str = ""
     """In words for a message; empty where there is no login."""

@@ -90,11 +90,9 @@ class Report:
 
     @property
     def failed(self) -> list[str]:
-        """The names of the checks that failed."""
         return [result.name for result in self.results if not result.ok]
 
     def as_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
         return {
             "image": self.image,
             "image_id": self.image_id,

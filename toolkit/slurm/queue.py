@@ -70,7 +70,6 @@ class JobStatus:
 
     @property
     def pending(self) -> bool:
-        """Whether the job waits to be started."""
         return self.state in WAITING
 
     @property

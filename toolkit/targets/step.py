@@ -89,7 +89,6 @@ class _Listener:
             self._logs[path].flush()
 
     def close(self) -> None:
-        """Close the logs."""
         with self._lock:
             for log in self._logs.values():
                 log.close()

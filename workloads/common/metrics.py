@@ -47,7 +47,6 @@ class Metrics:
                 raise WorkloadError(msg) from error
 
     def say(self, text: str) -> None:
-        """Print a line."""
         if self._speaks:
             print(text, flush=True)
 
@@ -65,7 +64,6 @@ class Metrics:
         return True
 
     def close(self) -> None:
-        """Close the file."""
         if self._file:
             self._file.close()
 
