@@ -12,7 +12,7 @@ HEAD = """\
 # Options of a job
 
 Made from the table in `toolkit/options.py` by `python ci/reference.py`. Of several sources the
-first counts: the command line, the variable, `[job]` of `toolkit.toml`, the cluster's profile in it.
+first counts: the command line, the variable, `[job]` of `toolkit.toml`, the cluster's profile.
 Options marked *batch* are those of `toolkit submit` alone.
 
 | on the command line | in `toolkit.toml` | variable | meaning | said to Slurm |

@@ -16,7 +16,7 @@ from toolkit.errors import UnavailableError, UsageError
 from toolkit.slurm import queue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     from toolkit.run_dir import RunDir
 
@@ -121,3 +121,102 @@ def cancel(run: RunDir, environ: Mapping[str, str]) -> str:
         " does not run here. Cancel it there."
     )
     raise UnavailableError(msg)
+
+
+# ---- logs
+
+#: How often a log that is followed is looked at, and how often Slurm is asked for the job's state.
+FOLLOW_S = 0.2
+ASK_S = 5.0
+#: Logs opened in a second at most: each costs the shared file system's metadata server a request,
+#: and a mere look at a file's size may be answered from an old one.
+OPENS_PER_SECOND = 500
+
+
+class Logs:
+    """What the logs of a run, or of one of its ranks, have gained since the last look."""
+
+    def __init__(self, run: RunDir, rank: int | None = None) -> None:
+        """Nothing is read yet.
+
+        Raises:
+            UsageError: if the run has no such rank, or is an array, which has no logs of its own.
+        """
+        if elements := run.elements():
+            names = ", ".join(element.path.name for element in elements[:8])
+            msg = f"{run.path.name} is an array; name one of its elements: {names}."
+            raise UsageError(msg)
+        logs = run.logs()
+        if rank is not None:
+            if rank >= len(logs):
+                msg = f"--rank {rank}: {run.path.name} has the logs of {len(logs)} {run.task_is}s."
+                raise UsageError(msg)
+            logs = [logs[rank]]
+        self._offsets = dict.fromkeys(logs, 0)
+        self.pause = pause(len(logs))
+
+    def lines(self, *, ended: bool = False) -> Iterator[str]:
+        """The whole lines that are new, behind their rank; after the end half a line too."""
+        for path, offset in self._offsets.items():
+            try:
+                with path.open("rb") as log:
+                    log.seek(offset)
+                    text = log.read()
+            except FileNotFoundError:
+                continue
+            if not ended:
+                text = text[: text.rfind(b"\n") + 1]
+            self._offsets[path] += len(text)
+            who = path.stem.replace("-", " ")
+            for line in text.decode(errors="replace").splitlines():
+                yield f"[{who}] {line}"
+
+
+def pause(logs: int) -> float:
+    """Seconds between two looks at so many logs."""
+    return max(FOLLOW_S, logs / OPENS_PER_SECOND)
+
+
+def follow(
+    run: RunDir, logs: Logs, environ: Mapping[str, str], say: Callable[[str], None]
+) -> Generator[str, None, int]:
+    """The lines of a run until it ends; returns its exit code, 1 where nothing knows it.
+
+    Args:
+        run: the run.
+        logs: its logs, from where they were read last.
+        environ: for Slurm's commands.
+        say: gets why the run waits, and how it failed.
+    """
+    said = ""
+    while True:
+        # The state is asked for first: what was printed before the end is then shown here too.
+        shown = status(run, environ)
+        if shown["exit_code"] is not None or shown["state"] == "unknown":
+            break
+        text = _waiting(shown)
+        if text != said:
+            say(text)
+            said = text
+        asked = time.monotonic()
+        while time.monotonic() < asked + ASK_S:
+            yield from logs.lines()
+            time.sleep(logs.pause)
+            if run.result_file.exists() and shown["state"] != "pending":
+                break
+    yield from logs.lines(ended=True)
+    if shown["exit_code"] is None:
+        say(f"{run.path.name}: nothing knows how this run ended; no record was left")
+        return 1
+    if shown["failure"]:
+        say(finish.describe(shown["failure"]))
+    return int(shown["exit_code"])
+
+
+def _waiting(shown: Mapping[str, Any]) -> str:
+    text = f"{shown['run']} is {shown['state']}"
+    if shown["reason"]:
+        text += f" ({shown['reason']})"
+    if shown["start"] and shown["state"] == "pending":
+        text += f", expected to start {shown['start']}"
+    return text

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from toolkit.entrypoint import EntrypointError, World, resolve
+from toolkit.entrypoint.launchers import names
 from toolkit.entrypoint.launchers.slurm import block, cyclic
 
 
@@ -582,7 +583,7 @@ class TestForced:
         refused(step(SLURM_STEP_ID="4294967291", TOOLKIT_RANKS_FROM="slurm"), "4294967291", "srun")
 
     def test_an_unknown_name(self) -> None:
-        refused({"TOOLKIT_RANKS_FROM": "Slurm"}, "'Slurm'", "torchrun, mpi, slurm, pmi, env, none")
+        refused({"TOOLKIT_RANKS_FROM": "Slurm"}, "'Slurm'", ", ".join(names()))
         refused({**BATCH, "TOOLKIT_STRICT": "maybe"}, "'maybe'")
 
     @pytest.mark.parametrize("strict", ["0", "1"])

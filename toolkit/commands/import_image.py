@@ -126,18 +126,13 @@ def _show(image: Reference, folder: Images, srun: tuple[str, ...]) -> None:
 
 def _clean(folder: Images, age_s: float, *, dry_run: bool) -> None:
     removed = 0
-    for path, age in folder.unused(age_s):
-        size = path.stat().st_size
-        what = f"{path.name} ({size / 1e6:.0f} MB, not used for {age / DAY_S:.0f} days)"
-        if not dry_run:
-            try:
-                path.unlink()
-                if path.suffix == ".sqsh":
-                    path.with_suffix(".json").unlink(missing_ok=True)
-            except OSError as error:
-                message(f"{path.name} stays: {error.strerror}")
-                continue
-        removed += size
+    for found in folder.clean(age_s, dry_run=dry_run):
+        if found.why_it_stays:
+            message(f"{found.path.name} stays: {found.why_it_stays}")
+            continue
+        removed += found.size
+        size, days = f"{found.size / 1e6:.0f} MB", f"{found.age_s / DAY_S:.0f} days"
+        what = f"{found.path.name} ({size}, not used for {days})"
         print(f"{'would remove' if dry_run else 'removed'} {what}")
     verb = "would be freed" if dry_run else "freed"
     message(f"{removed / 1e6:.0f} MB {verb} in {folder.path}")

@@ -88,22 +88,13 @@ def push_and_pin(
     login: Login,
     versions: Mapping[str, str] | None = None,
 ) -> Pin:
-    """Push, and write ``image.lock`` only when the registry has confirmed."""
-    from toolkit.image import pin as pins
-    from toolkit.image.push import push as push_image
+    """Push, show it, and say what was recorded."""
+    from toolkit.image import pin
+    from toolkit.image.push import push_and_pin as room
 
     if login.problem:
         typer.echo(f"warning: {login.problem}", err=True)
     with push_view() as view:
-        digest = push_image(engine, repository, tag, login, view)
-    attrs = engine.client.images.get(f"{repository}:{tag}").attrs
-    pin = pins.Pin(
-        reference=f"{repository}:{tag}",
-        digest=digest,
-        platform=f"{attrs['Os']}/{attrs['Architecture']}",
-        versions=versions or pins.declared_versions(attrs["Config"]),
-        build=pins.declared_build(attrs["Config"]),
-    )
-    path = pins.write(pin, Path.cwd())
-    typer.echo(f"recorded in {path.name}", err=True)
-    return pin
+        found = room(engine, repository, tag, login, view, folder=Path.cwd(), versions=versions)
+    typer.echo(f"recorded in {pin.FILE_NAME}", err=True)
+    return found

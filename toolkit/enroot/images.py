@@ -54,6 +54,16 @@ class Imported:
         return str(self.record["digest"])
 
 
+@dataclass(frozen=True)
+class Unused:
+    """An image, or a leftover of an import, that is removed; or why it is not."""
+
+    path: Path
+    size: int
+    age_s: float
+    why_it_stays: str = ""
+
+
 def folder(images: str | None, cwd: Path) -> Path:
     """Where imported images are: as set, else ``images`` in the current directory."""
     return cwd / Path(images or FOLDER).expanduser()
@@ -110,6 +120,20 @@ class Images:
             age = now - path.stat().st_mtime
             if age >= LEFTOVER_S:
                 yield path, age
+
+    def clean(self, age_s: float, *, dry_run: bool) -> Iterator[Unused]:
+        """Remove what no run has used for ``age_s`` seconds; or, dry, only find it."""
+        for path, age in self.unused(age_s):
+            size = path.stat().st_size
+            try:
+                if not dry_run:
+                    path.unlink()
+                    if path.suffix == ".sqsh":
+                        path.with_suffix(".json").unlink(missing_ok=True)
+            except OSError as error:
+                yield Unused(path, size, age, error.strerror or str(error))
+                continue
+            yield Unused(path, size, age)
 
     def _records(self) -> Iterator[Path]:
         with contextlib.suppress(OSError):

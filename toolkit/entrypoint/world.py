@@ -211,7 +211,7 @@ class World:
         num_nodes: number of nodes.
         master_addr: where rank 0 listens; the same text on every rank.
         master_port: 1 to 65535; the same on every rank.
-        launcher: ``torchrun``, ``mpi``, ``slurm``, ``pmi``, ``env`` or ``none``.
+        launcher: its name in the table of launchers.
         sources: for each of the first eight, the variable or rule that it came from.
         warnings: what is doubtful but was gone on with.
         node_warnings: those of ``warnings`` that can differ from node to node.

@@ -6,9 +6,11 @@ import re
 from typing import TYPE_CHECKING, Any, Protocol
 
 from toolkit.errors import CredentialsError, PushError
+from toolkit.image import pin as pins
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from toolkit.image.engine import Engine
     from toolkit.image.login import Login
@@ -44,6 +46,37 @@ def push(engine: Engine, repository: str, tag: str, login: Login, view: LayerVie
         return follow(stream, repository, tag, login, view)
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
         raise registry_error("push", str(error), repository, tag, login) from error
+
+
+def push_and_pin(
+    engine: Engine,
+    repository: str,
+    tag: str,
+    login: Login,
+    view: LayerView,
+    *,
+    folder: Path,
+    versions: Mapping[str, str] | None = None,
+) -> pins.Pin:
+    """Push, and write ``image.lock`` in ``folder`` only when the registry has confirmed.
+
+    ``versions`` are those that the smoke test found; else what the image says of itself counts.
+
+    Raises:
+        CredentialsError: As :func:`push`.
+        PushError: As :func:`push`.
+    """
+    digest = push(engine, repository, tag, login, view)
+    attrs = engine.client.images.get(f"{repository}:{tag}").attrs
+    pin = pins.Pin(
+        reference=f"{repository}:{tag}",
+        digest=digest,
+        platform=f"{attrs['Os']}/{attrs['Architecture']}",
+        versions=versions or pins.declared_versions(attrs["Config"]),
+        build=pins.declared_build(attrs["Config"]),
+    )
+    pins.write(pin, folder)
+    return pin
 
 
 def follow(
