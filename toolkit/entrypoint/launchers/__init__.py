@@ -61,6 +61,7 @@ _SLURM = ("SLURM_*", "SLURMD_*", "SBATCH_*", "SRUN_*", "SALLOC_*", "SPANK_*", "_
           "PYXIS_*")  # fmt: skip
 _OMPI = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
          "OMPI_COMM_WORLD_LOCAL_SIZE")  # fmt: skip
+_MV2 = ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK")
 _PMI = ("PMI_RANK", "PMIX_RANK", "PMI_SIZE")
 _HYDRA = ("PMI_*", "PMIX_*", "PMI2_*", "HYDRA_*", "MPI_LOCAL*")
 _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -71,6 +72,7 @@ _TORCHRUN = ("TORCHELASTIC_*", "GROUP_*", "ROLE_*")
 LAUNCHERS = (
     Launcher("torchrun", ("TORCHELASTIC_RUN_ID", *_TORCH), needs_all=True, leaves=_TORCHRUN),
     Launcher("mpi", _OMPI, rank=_OMPI[1:2], leaves=("OMPI_*", "PRTE_*"), binds=True),
+    Launcher("mvapich", _MV2, rank=_MV2[1:], leaves=("MV2_*",)),
     Launcher("slurm", _STEP, rank=("SLURM_PROCID",), leaves=_SLURM, binds=True),
     Launcher("pmi", _PMI, rank=_PMI[:2], leaves=_HYDRA, binds=True),
     Launcher("env", _TORCH, rank=("RANK",), leaves=(*_TORCH, *_TORCH_TOO)),
