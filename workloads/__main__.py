@@ -23,11 +23,12 @@ def main() -> int:
     # Python puts this folder (started by path) or the user's (python -m) first, where a folder
     # called `toolkit` or `workloads` would be taken for ours.
     sys.path[0] = str(HERE.parent)
+    from toolkit.entrypoint import codes  # noqa: PLC0415
 
     known = sorted(file.stem for file in HERE.glob("*.py") if not file.stem.startswith("_"))
     if len(sys.argv) < 2 or sys.argv[1] not in known:
         asked = f"no workload {sys.argv[1]!r}" if len(sys.argv) > 1 else "no workload named"
-        return _fail(f"workloads: {asked}; there is: {', '.join(known)}", 2)
+        return _fail(f"workloads: {asked}; there is: {', '.join(known)}", codes.USAGE)
     name = sys.argv.pop(1)
     needed = (*NEEDED, *NEEDED_BESIDES.get(name, ()))
     missing = [module for module in needed if importlib.util.find_spec(module) is None]
@@ -36,7 +37,7 @@ def main() -> int:
             f"{name}: this Python ({sys.executable}) has no {' and no '.join(missing)}; take a "
             f"container image that has them, or install them here: "
             f"pip install 'pyg-slurm-toolkit[workloads]'",
-            78,
+            codes.UNAVAILABLE,
         )
     runpy.run_module(f"workloads.{name}", run_name="__main__", alter_sys=True)
     return 0

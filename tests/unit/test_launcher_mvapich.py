@@ -61,5 +61,6 @@ def test_it_stands_above_the_step_that_it_was_started_in() -> None:
     assert (world.launcher, world.rank, world.world_size) == ("mvapich", 3, 4)
 
 
-def test_nothing_of_it_reaches_another_job() -> None:
+def test_nothing_of_it_reaches_another_job_but_what_the_user_set_for_mvapich_does() -> None:
     assert all(map(is_left_behind, mv2(1, 0, 0, 1)))
+    assert not is_left_behind("MV2_USE_CUDA")

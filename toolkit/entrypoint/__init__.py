@@ -29,7 +29,7 @@ def resolve(environ: Mapping[str, str] | None = None) -> World:
         EntrypointError: the variables are wrong, partial or contradict each other (exit code 71),
             or they call for a warning and ``TOOLKIT_STRICT=1`` makes warnings errors.
     """
-    from toolkit.entrypoint.launchers import find_ranks, forced
+    from toolkit.entrypoint.launchers import find_ranks, forced, probable_rank
     from toolkit.entrypoint.rendezvous import choose_address, choose_port, loopback_interfaces
 
     variables = Variables(environ)
@@ -40,7 +40,7 @@ def resolve(environ: Mapping[str, str] | None = None) -> World:
         loopback_interfaces(variables, ranks)
     except EntrypointError as error:
         if error.rank is None:
-            error.rank = variables.probable_rank()
+            error.rank = probable_rank(variables)
         raise
     if ranks.warnings and variables.flag("TOOLKIT_STRICT"):
         raise EntrypointError(

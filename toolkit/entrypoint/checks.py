@@ -34,8 +34,7 @@ def check_rendezvous(world: World, variables: Variables) -> int:
     if world.master_addr != LOOPBACK:
         limit = variables.number("TOOLKIT_RENDEZVOUS_TIMEOUT")[0] or DEFAULT_LIMIT
         check_address(world, min(limit, LONGEST_LIMIT))
-    # torchrun's agent holds the port already, and no other rank than 0 will bind it.
-    if world.launcher == "torchrun" or world.rank != 0:
+    if world.have_met or world.rank != 0:
         return world.master_port
     failure = bind(world.master_port)
     if failure is None:

@@ -65,8 +65,7 @@ def choose_address(variables: Variables, ranks: Ranks) -> tuple[str, str]:
     """
     given = variables.get("MASTER_ADDR")
     local = ranks.num_nodes == 1 or is_local_target(variables)
-    # torchrun's agents met there already, so whatever it says is right.
-    if given and (local or ranks.launcher == "torchrun" or not is_loopback(given)):
+    if given and (local or ranks.have_met or not is_loopback(given)):
         return given, "MASTER_ADDR"
     if local:
         return LOOPBACK, "one machine"

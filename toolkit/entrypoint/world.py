@@ -34,13 +34,18 @@ def quote(value: str) -> str:
     return ascii(value if len(value) <= 120 else value[:100] + "...")
 
 
+def is_number(value: str) -> bool:
+    """Whether ``value`` is 1 to 10 ASCII digits: neither ``+1`` nor `` 1`` nor ``1_0``."""
+    return 0 < len(value) <= DIGITS and value.isascii() and value.isdigit()
+
+
 def parse_number(value: str, what: str) -> int:
     """A non-negative number of 1 to 10 ASCII digits.
 
     Raises:
-        EntrypointError: ``value`` is anything else, such as ``+1``, `` 1`` or ``1_0``.
+        EntrypointError: ``value`` is anything else.
     """
-    if 0 < len(value) <= DIGITS and value.isascii() and value.isdigit():
+    if is_number(value):
         return int(value)
     raise EntrypointError(
         f"{what}={quote(value)} is not a number of 1 to 10 digits: correct it or unset it."
@@ -101,16 +106,6 @@ class Variables:
             return False
         raise EntrypointError(f"{name}={quote(value)} is neither 1 nor 0.")
 
-    def probable_rank(self) -> int | None:
-        """The rank to name in an error that came before the ranks were known."""
-        from toolkit.entrypoint.launchers import LAUNCHERS
-
-        for name in (name for launcher in LAUNCHERS for name in launcher.rank):
-            value = self.get(name)
-            if value and len(value) <= DIGITS and value.isascii() and value.isdigit():
-                return int(value)
-        return None
-
 
 class Ranks:
     """What one launcher says; the World is this and an address and a port.
@@ -121,6 +116,7 @@ class Ranks:
         port_key: what names this world and no other on the node, for the port: a job, by number
             or by name, and a step of it; None where nothing does.
         port_key_source: the variable that names the job.
+        have_met: whether the launcher's own processes met at MASTER_ADDR and hold MASTER_PORT.
         warnings: what is doubtful but can be gone on with.
         node_warnings: those of ``warnings`` that can differ from node to node.
     """
@@ -155,6 +151,7 @@ class Ranks:
         self.node_names_source = ""
         self.port_key: tuple[str | int, int] | None = None
         self.port_key_source = ""
+        self.have_met = False
         self.warnings: list[str] = []
         self.node_warnings: list[str] = []
         self._check()
@@ -212,6 +209,7 @@ class World:
         master_addr: where rank 0 listens; the same text on every rank.
         master_port: 1 to 65535; the same on every rank.
         launcher: its name in the table of launchers.
+        have_met: as the ranks have it.
         sources: for each of the first eight, the variable or rule that it came from.
         warnings: what is doubtful but was gone on with.
         node_warnings: those of ``warnings`` that can differ from node to node.
@@ -241,6 +239,7 @@ class World:
         self.master_addr = address
         self.master_port = port
         self.launcher = ranks.launcher
+        self.have_met = ranks.have_met
         self.sources = dict(ranks.sources, master_addr=address_source, master_port=port_source)
         self.warnings = tuple(ranks.warnings)
         self.node_warnings = tuple(ranks.node_warnings)
@@ -258,7 +257,7 @@ class World:
     def export(self, environ: dict[str, str]) -> None:
         """Put the World into ``environ``, where resolving again gives the same one."""
         environ.update(self.environ())
-        if self.launcher != "torchrun":
+        if not self.have_met:
             # Leaked marks would make torch wait for an agent's store that is not there.
             environ.pop("TORCHELASTIC_RUN_ID", None)
             environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from toolkit.entrypoint import codes
+
 
 class WorkloadError(Exception):
     """An error shown as one paragraph, without a traceback.
 
     Attributes:
-        exit_code: What the process ends with (2: usage, configuration or data).
+        exit_code: one of :mod:`toolkit.entrypoint.codes` (USAGE: configuration or data, too).
     """
 
-    def __init__(self, message: str, exit_code: int = 2) -> None:
+    def __init__(self, message: str, exit_code: int = codes.USAGE) -> None:
         super().__init__(message)
         self.exit_code = exit_code

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from toolkit.entrypoint import EntrypointError, resolve
+from toolkit.entrypoint import EntrypointError, codes, resolve
 from toolkit.entrypoint.device import candidate, choose_device
 from workloads.common.errors import WorkloadError
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 # Nodes start minutes apart where one of them still imports the image.
 MEETING = timedelta(minutes=10)
-LOST = 76  # toolkit.errors.RendezvousError
 
 
 class RankError(WorkloadError):
@@ -200,7 +199,7 @@ def _agree(
                     f"rank {world.rank} waited {timeout:g} s ({topic}), and {arrived} of "
                     f"{world.world_size} ranks came: look at the logs of the others"
                 )
-                raise WorkloadError(msg, LOST)
+                raise WorkloadError(msg, codes.RENDEZVOUS)
             time.sleep(0.05)
     except RankError:
         # Rank 0 holds the store, so it stays a moment for the others to read why they end.
@@ -269,9 +268,9 @@ def run(name: str, main: Callable[[World], None]) -> int:
     except dist.DistError as error:
         reason = str(error).splitlines()[0]
         _say(f"{name}: rank {world.rank} lost the other ranks: {reason}")
-        return LOST
+        return codes.RENDEZVOUS
     except KeyboardInterrupt:
-        return 130
+        return codes.CANCELLED
     return 0
 
 

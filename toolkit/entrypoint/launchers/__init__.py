@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from toolkit.entrypoint.world import EntrypointError, quote
+from toolkit.entrypoint.world import EntrypointError, is_number, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class Launcher:
         rank: where it says which rank this is.
         leaves: what must not reach another job: names, or beginnings of names with a ``*``.
         binds: whether it may bind each task to CPUs of its own.
+        has_met: whether its own processes met at MASTER_ADDR, and one of them holds MASTER_PORT.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Launcher:
         rank: tuple[str, ...] = (),
         leaves: tuple[str, ...] = (),
         binds: bool = False,
+        has_met: bool = False,
     ):
         self.name = name
         self.marks = marks
@@ -47,6 +49,7 @@ class Launcher:
         self.rank = rank
         self.leaves = leaves
         self.binds = binds
+        self.has_met = has_met
 
     def seen(self, variables: Variables) -> bool:
         """Whether the launcher's marks are there."""
@@ -70,9 +73,11 @@ _TORCHRUN = ("TORCHELASTIC_*", "GROUP_*", "ROLE_*")
 
 #: In order of trust. TORCHELASTIC_RUN_ID alone may have leaked, so torchrun needs all of its marks.
 LAUNCHERS = (
-    Launcher("torchrun", ("TORCHELASTIC_RUN_ID", *_TORCH), needs_all=True, leaves=_TORCHRUN),
+    Launcher(
+        "torchrun", ("TORCHELASTIC_RUN_ID", *_TORCH), needs_all=True, leaves=_TORCHRUN, has_met=True
+    ),
     Launcher("mpi", _OMPI, rank=_OMPI[1:2], leaves=("OMPI_*", "PRTE_*"), binds=True),
-    Launcher("mvapich", _MV2, rank=_MV2[1:], leaves=("MV2_*",)),
+    Launcher("mvapich", _MV2, rank=_MV2[1:], leaves=("MV2_COMM_WORLD_*",)),
     Launcher("slurm", _STEP, rank=("SLURM_PROCID",), leaves=_SLURM, binds=True),
     Launcher("pmi", _PMI, rank=_PMI[:2], leaves=_HYDRA, binds=True),
     Launcher("env", _TORCH, rank=("RANK",), leaves=(*_TORCH, *_TORCH_TOO)),
@@ -112,6 +117,15 @@ def forced(variables: Variables) -> tuple[str | None, str]:
     return chosen, source
 
 
+def probable_rank(variables: Variables) -> int | None:
+    """The rank to name in an error that came before the ranks were known."""
+    for name in (name for launcher in LAUNCHERS for name in launcher.rank):
+        value = variables.get(name)
+        if value and is_number(value):
+            return int(value)
+    return None
+
+
 def find_ranks(variables: Variables) -> Ranks:
     """The ranks from the launcher that started this process.
 
@@ -124,5 +138,6 @@ def find_ranks(variables: Variables) -> Ranks:
             module = import_module(f"{__name__}.{launcher.name}")
             ranks: Ranks | None = module.read(variables, bool(chosen))
             if ranks:
+                ranks.have_met = launcher.has_met
                 return ranks
     raise AssertionError("launcher none always answers")

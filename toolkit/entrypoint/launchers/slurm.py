@@ -138,12 +138,10 @@ class Step:
 
     def contradiction(self, one: Number, other: Number, rule: str) -> EntrypointError:
         """The error for two numbers that cannot both be true."""
-        rank = self.variables.probable_rank()
         return EntrypointError(
             f"The Slurm step does not add up: {one[1]} says {one[0]} and {other[1]} says "
             f"{other[0]}, but {rule}. One of them is stale, perhaps from an outer job: start the "
             "command with srun from a shell without SLURM_* variables.",
-            rank=rank,
         )
 
     def _agreed(self, counts: list[Number], what: str) -> Number | None:
@@ -176,7 +174,6 @@ class Step:
         raise EntrypointError(
             "The Slurm step does not say how many tasks it has: SLURM_STEP_NUM_TASKS is not set; "
             "start the command with srun, or set TOOLKIT_RANKS_FROM=none to run alone.",
-            rank=self.variables.probable_rank(),
         )
 
     def _count_nodes(self, layout: list[int] | None) -> Number:
@@ -206,7 +203,6 @@ class Step:
         raise EntrypointError(
             "The Slurm step does not say how many nodes it has: SLURM_STEP_NUM_NODES and "
             "SLURM_STEP_NODELIST are not set; start the command with srun.",
-            rank=self.variables.probable_rank(),
         )
 
     def _find_names(self) -> None:
@@ -233,7 +229,6 @@ class Step:
                 f"{nodes_source}={quote(self.variables.get(nodes_source) or '')}: one of them is "
                 "stale, perhaps from an outer job; start the command with srun from a shell "
                 "without SLURM_* variables.",
-                rank=self.variables.probable_rank(),
             )
 
     def _infer_layout(self) -> list[int]:
@@ -262,7 +257,6 @@ class Step:
             f"The Slurm step has {tasks} tasks (from {self.num_tasks[1]}) on {nodes} nodes (from "
             f"{self.num_nodes[1]}) and does not say how many on each: SLURM_STEP_TASKS_PER_NODE "
             "is not set; start the command with srun.",
-            rank=self.variables.probable_rank(),
         )
 
     def place(self, rank: int) -> tuple[Number, Number]:
