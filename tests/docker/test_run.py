@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import time
 from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cli import TOOLKIT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,6 +71,33 @@ def test_an_image_that_is_not_there_is_78(bed: Bed, tmp_path: Path) -> None:
     done = bed.toolkit(*words, "--runs", tmp_path, "--", "true")
     assert done.code == 78
     assert "none" in done.stderr
+    assert json.loads((tmp_path / "latest/result.json").read_text())["exit_code"] == 78
+    assert left_over(bed) == []
+
+
+@pytest.mark.parametrize("how", ["signal", "cancel"])
+def test_a_run_that_is_ended_leaves_its_result_and_nothing_else(
+    bed: Bed, built: tuple[str, Ran], tmp_path: Path, how: str
+) -> None:
+    image, _ = built
+    words = ("run", "--on", "docker", "-N", "2", "--image", image, "-J", "run", "--runs", tmp_path)
+    run = subprocess.Popen(
+        [TOOLKIT, *words, "--", "sh", "-c", "echo began; sleep 150"],
+        cwd=bed.folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    log = tmp_path / "latest/logs/rank-1.log"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and "began" in log.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    if how == "signal":
+        run.send_signal(signal.SIGINT)
+    else:
+        assert bed.toolkit("cancel", tmp_path / "latest").code == 0
+    assert run.wait(60) == 130
+    assert json.loads((tmp_path / "latest/result.json").read_text())["exit_code"] == 130
     assert left_over(bed) == []
 
 
