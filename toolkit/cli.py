@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from toolkit.commands import (
     runs,
     smoke,
 )
+from toolkit.commands.display import silence
 from toolkit.commands.options import add_job_command
 from toolkit.entrypoint import codes
 from toolkit.errors import ToolkitError
@@ -89,6 +91,9 @@ def main() -> None:
         _fail(str(error), error.exit_code, error)
     except KeyboardInterrupt:
         sys.exit(codes.CANCELLED)
+    except BrokenPipeError:  # `| head`: as a program ends that knows nothing of it
+        silence()
+        sys.exit(codes.SIGNAL + signal.SIGPIPE)
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug is one paragraph too
         message = (
             f"a bug in toolkit: {type(error).__name__}: {error}. `toolkit --debug …` shows where."

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from toolkit import run_dir, targets
-from toolkit.entrypoint import codes, finish, run_files
+from toolkit.common.process import Signals
+from toolkit.entrypoint import codes, finish, processes, run_files
 from toolkit.errors import ToolkitError, UnavailableError
+from toolkit.keeper import Keeper
+from toolkit.logs import SRUN, TOOLKIT, Logs
 from toolkit.plan import Outcome
 from toolkit.slurm import probe
 
@@ -20,7 +23,6 @@ if TYPE_CHECKING:
     from toolkit.job import Job
     from toolkit.plan import Plan
     from toolkit.run_dir import RunDir
-    from toolkit.targets import View
 
     Say = Callable[[str], None]
 
@@ -32,8 +34,38 @@ def script(job: Job) -> str:
     return targets.load(job.target).plan(job.at(path)).script()
 
 
+def begin(job: Job, say: Say) -> tuple[Keeper, RunDir]:
+    """Start a job; a process of its own keeps it from now on, to its recorded end.
+
+    Raises:
+        UnavailableError: if this machine cannot run it; nothing is left then.
+    """
+    target = targets.load(job.target)
+    target.check(job)
+    say(f"running on {job.target} ({job.why})")
+    job, plan, made = _stage(job, say)
+    say(f"run directory: {made.path}")
+
+    def note(text: str) -> None:
+        print(text, flush=True)  # the keeper's output is the run's own log
+
+    def work() -> None:
+        begun = time.time()
+        made.update_record(**processes.identify(os.getpid()))
+        try:
+            outcome = target.run(job, plan, made, note)
+        except BaseException as error:
+            _record_error(made, error, begun)
+            if isinstance(error, ToolkitError | KeyboardInterrupt):
+                return
+            raise
+        made.finish(outcome)
+
+    return Keeper(work, made.path / run_files.NOTES), made
+
+
 def run(job: Job, view: AbstractContextManager[View], say: Say) -> dict[str, Any]:
-    """Run a job to its end; its result, as ``result.json`` has it.
+    """Run a job to its end and show what its ranks print; its result, as ``result.json`` has it.
 
     Args:
         job: the job.
@@ -42,24 +74,46 @@ def run(job: Job, view: AbstractContextManager[View], say: Say) -> dict[str, Any
 
     Raises:
         UnavailableError: if this machine cannot run it; nothing is left then.
-        ToolkitError: if it could not be started after all; its result says so.
     """
-    target = targets.load(job.target)
-    target.check(job)
-    say(f"running on {job.target} ({job.why})")
-    job, plan, made = _stage(job, say)
-    begun = time.time()
-    try:
-        with view as shown:
-            outcome = target.run(job, plan, made, shown)
-    except BaseException as error:
-        _record_error(made, error, begun)
-        raise
-    result = made.finish(outcome)
+    keeper, made = begin(job, say)
+    logs = Logs(made)
+    with Signals(keeper.signal), view as shown:
+        while not keeper.ended():
+            show(logs, shown)
+            shown.poll(made)
+            time.sleep(logs.pause)
+        show(logs, shown, ended=True)
+        shown.poll(made)
+    result = made.result()
+    if result is None:  # it was killed
+        failed = finish.failure("toolkit", "is not watched any more", codes.BUG)
+        result = finish.result(str(made.path), 0, failed, started=None, ended=time.time(), hosts=())
     if result["failure"]:
         say(finish.describe(result["failure"]))
     say(f"run directory: {made.path}")
     return result
+
+
+def show(logs: Logs, view: View, *, ended: bool = False) -> None:
+    """Show what a run's logs have gained."""
+    for who, text in logs.lines(ended=ended):
+        if who.rpartition(" ")[2] in (SRUN, TOOLKIT):
+            view.note(text)
+        else:
+            view.line(who, text)
+
+
+class View(Protocol):
+    """Where a run's output and progress go."""
+
+    def line(self, who: str, text: str) -> None:
+        """Show a line that ``rank N`` printed."""
+
+    def note(self, text: str) -> None:
+        """Show what Slurm or the toolkit has to say, such as why a job waits."""
+
+    def poll(self, run: RunDir) -> None:
+        """Show what the workload reported since the last call."""
 
 
 def submit(job: Job, say: Say) -> tuple[str, RunDir]:

@@ -286,6 +286,11 @@ class JobSpec:
     reservation: str | None = option(
         said=Said.JOB, helper=True, help="Reservation whose nodes are used."
     )
+    grace: int = option(
+        default=30, read=count(0),
+        help="Seconds that ranks get to save when the run is cancelled or reaches its limit"
+        " [default: 30].",
+    )  # fmt: skip
     job_name: str = option(
         "-J", "--job-name", default="job", said=Said.LIMIT,
         help="Name of the job [default: the workload's].",

@@ -42,17 +42,11 @@ class RunDir:
     def result_file(self) -> Path:
         return self.path / run_files.RESULT
 
-    @property
-    def task_is(self) -> str:
-        """What has a log of its own: a ``rank``, or under torchrun a ``node``."""
-        return finish.task_is(self.record())
-
-    def logs(self) -> list[Path]:
-        """The logs that there will be, one a rank or node."""
+    def tasks(self) -> tuple[int, str]:
+        """How many logs there will be, and of what: a ``rank``, or under torchrun a ``node``."""
         record = self.record()
-        task_is = finish.task_is(record)
-        count = record.get("num_nodes" if task_is == run_files.NODE else "world_size") or 0
-        return [self.path / run_files.log(number, task_is) for number in range(count)]
+        task = finish.task_is(record)
+        return int(record.get("num_nodes" if task == run_files.NODE else "world_size") or 0), task
 
     def log(self, rank: int) -> Path:
         """What a rank printed, where each has a log."""

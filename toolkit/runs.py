@@ -6,17 +6,22 @@ what Slurm knows and from the ranks' logs.
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import os
+import platform
 import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from toolkit.entrypoint import codes, finish, processes
+from toolkit.entrypoint import codes, finish, processes, run_files
 from toolkit.errors import UnavailableError, UsageError
+from toolkit.options import JobSpec
+from toolkit.plan import Outcome
 from toolkit.slurm import queue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from toolkit.run_dir import RunDir
 
@@ -61,11 +66,12 @@ def status(run: RunDir, environ: Mapping[str, str]) -> dict[str, Any]:
         result = rebuild(run, job)
     if result is not None:
         code = result["exit_code"]
-        shown.update(
-            state="failed" if code else "completed", exit_code=code, failure=result["failure"]
-        )
+        state = result.get("state") or ("failed" if code else "completed")
+        shown.update(state=state, exit_code=code, failure=result["failure"])
     elif processes.lives(record):
         shown["state"] = "running"
+    elif left_alone(run, environ):
+        shown.update(state="running", reason="nothing watches it any more")
     return shown
 
 
@@ -75,31 +81,49 @@ def _importance(shown: Mapping[str, Any]) -> int:
 
 
 def rebuild(run: RunDir, job: queue.JobStatus) -> dict[str, Any]:
-    """Write the result of a job that could not write its own, and return it."""
+    """The result of a job that could not write its own; kept where that is possible."""
     path = str(run.path)
     result = run.result()  # the batch script may have written it while Slurm was asked
     if result is not None:
         return result
     code = job.final_code
     failed = finish.judge(path, code)
-    if failed is not None and (failed["rank"] is None or job.state in codes.OF_STATE):
+    if failed is not None and failed["origin"] != "toolkit" and job.state in codes.OF_STATE:
         # Slurm's own word for why it ended a job is better than the rank that died of it.
         failed = finish.failure("slurm", f"ended as {job.state.lower()}", code)
+    elif failed is not None and failed["rank"] is None and failed["origin"] == "slurm":
+        failed = finish.failure("slurm", f"ended as {job.state.lower()}", code)
+        failed["last_lines"] = finish.messages(path)[-finish.LAST_LINES :]
     records = finish.rank_records(path)
     result = finish.result(
         path,
-        failed["exit_code"] if failed else 0,
+        0,
         failed,
         started=min((record["started"] for record in records), default=None),
         ended=time.time(),
         hosts=finish.hosts(records),
     )
-    finish.write_json(str(run.result_file), result)
+    with contextlib.suppress(OSError):  # looking needs no room, and no right to write
+        finish.write_json(str(run.result_file), result)
     return result
 
 
-def cancel(run: RunDir, environ: Mapping[str, str]) -> str:
-    """Cancel a run; what was done, in a sentence.
+def left_alone(run: RunDir, environ: Mapping[str, str]) -> bool:
+    """Whether ranks go on although the process that watched them was killed."""
+    if run.record().get("target") == "docker":
+        from toolkit.targets import docker  # noqa: PLC0415 - only its runs need it
+
+        return docker.is_up(run, environ)
+    return bool(_ranks_here(run))
+
+
+def _ranks_here(run: RunDir) -> list[dict[str, Any]]:
+    """The records of the ranks that still run on this machine."""
+    return [one for one in finish.rank_records(str(run.path)) if processes.lives(one)]
+
+
+def cancel(run: RunDir, environ: Mapping[str, str], say: Callable[[str], None]) -> str:
+    """Cancel a run: its ranks get the grace to save what they have; what was done, in a sentence.
 
     Raises:
         UsageError: if the run has ended.
@@ -108,14 +132,14 @@ def cancel(run: RunDir, environ: Mapping[str, str]) -> str:
     record = run.record()
     if run.result() is not None:
         raise UsageError(f"{run.path.name} has ended already; there is nothing to cancel.")
-    if job_id := record.get("job_id"):
-        refused = queue.cancel(job_id, environ)
-        if refused:
-            raise UnavailableError(f"job {job_id} could not be cancelled: {refused}")
-        return f"asked Slurm to cancel job {job_id}"
+    grace = float(record.get("job", {}).get("grace", JobSpec().grace))
     if processes.lives(record):
         os.kill(record["pid"], signal.SIGTERM)
-        return f"sent SIGTERM to process {record['pid']}"
+        return f"sent SIGTERM to process {record['pid']}, which ends the run"
+    if job_id := record.get("job_id"):
+        return _cancel_job(run, str(job_id), grace, environ, say)
+    if left_alone(run, environ):
+        return _end_left(run, grace, environ)
     msg = (
         f"{run.path.name} was started on {record.get('host')} by process {record.get('pid')}, which"
         " does not run here. Cancel it there."
@@ -123,70 +147,75 @@ def cancel(run: RunDir, environ: Mapping[str, str]) -> str:
     raise UnavailableError(msg)
 
 
-# ---- logs
+def _cancel_job(
+    run: RunDir, job_id: str, grace: float, environ: Mapping[str, str], say: Callable[[str], None]
+) -> str:
+    """Cancel a job or step of Slurm's, whose ranks are told first."""
+    for one in run.elements() or [run]:
+        _mark_cancelled(one)
+    job = queue.status(job_id, environ)
+    if job is not None and job.state == "RUNNING" and grace:
+        queue.signal(job_id, "TERM", environ)
+        say(f"job {job_id}: its ranks have {grace:g} s to save what they have")
+        deadline = time.monotonic() + grace
+        while job is not None and job.state == "RUNNING" and time.monotonic() < deadline:
+            time.sleep(min(1.0, grace))
+            job = queue.status(job_id, environ)
+    refused = queue.cancel(job_id, environ)
+    if refused and (job is None or job.active):
+        raise UnavailableError(f"job {job_id} could not be cancelled: {refused}")
+    return f"asked Slurm to cancel job {job_id}"
 
-#: How often a log that is followed is looked at, and how often Slurm is asked for the job's state.
-FOLLOW_S = 0.2
+
+def _end_left(run: RunDir, grace: float, environ: Mapping[str, str]) -> str:
+    """End ranks that nothing watches any more, and record it."""
+    _mark_cancelled(run)
+    if run.record().get("target") == "docker":
+        from toolkit.targets import docker  # noqa: PLC0415 - as above
+
+        docker.remove(run, environ)
+    else:
+        deadline = time.monotonic() + grace
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for one in _ranks_here(run):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(one["pid"], number)
+            while _ranks_here(run) and time.monotonic() < deadline:
+                time.sleep(0.1)
+    records = finish.rank_records(str(run.path))
+    failed = finish.judge(str(run.path), codes.CANCELLED)
+    begun = min((record["started"] for record in records), default=time.time())
+    run.finish(Outcome(codes.CANCELLED, begun, time.time(), tuple(finish.hosts(records)), failed))
+    return f"ended the ranks of {run.path.name}, which nothing watched any more"
+
+
+def _mark_cancelled(run: RunDir) -> None:
+    """Say who cancels a run, so that it is not taken for completed, however its ranks end."""
+    mark = {"user": getpass.getuser(), "host": platform.node(), "time": time.time()}
+    with contextlib.suppress(OSError):
+        finish.write_json(str(run.path / run_files.CANCELLED), mark)
+
+
+#: How often Slurm is asked for the state of a job that is followed.
 ASK_S = 5.0
-#: Logs opened in a second at most: each costs the shared file system's metadata server a request,
-#: and a mere look at a file's size may be answered from an old one.
-OPENS_PER_SECOND = 500
-
-
-class Logs:
-    """What the logs of a run, or of one of its ranks, have gained since the last look."""
-
-    def __init__(self, run: RunDir, rank: int | None = None) -> None:
-        """Nothing is read yet.
-
-        Raises:
-            UsageError: if the run has no such rank, or is an array, which has no logs of its own.
-        """
-        if elements := run.elements():
-            names = ", ".join(element.path.name for element in elements[:8])
-            msg = f"{run.path.name} is an array; name one of its elements: {names}."
-            raise UsageError(msg)
-        logs = run.logs()
-        if rank is not None:
-            if rank >= len(logs):
-                msg = f"--rank {rank}: {run.path.name} has the logs of {len(logs)} {run.task_is}s."
-                raise UsageError(msg)
-            logs = [logs[rank]]
-        self._offsets = dict.fromkeys(logs, 0)
-        self.pause = pause(len(logs))
-
-    def lines(self, *, ended: bool = False) -> Iterator[str]:
-        """The whole lines that are new, behind their rank; after the end half a line too."""
-        for path, offset in self._offsets.items():
-            try:
-                with path.open("rb") as log:
-                    log.seek(offset)
-                    text = log.read()
-            except FileNotFoundError:
-                continue
-            if not ended:
-                text = text[: text.rfind(b"\n") + 1]
-            self._offsets[path] += len(text)
-            who = path.stem.replace("-", " ")
-            for line in text.decode(errors="replace").splitlines():
-                yield f"[{who}] {line}"
-
-
-def pause(logs: int) -> float:
-    """Seconds between two looks at so many logs."""
-    return max(FOLLOW_S, logs / OPENS_PER_SECOND)
 
 
 def follow(
-    run: RunDir, logs: Logs, environ: Mapping[str, str], say: Callable[[str], None]
-) -> Generator[str, None, int]:
-    """The lines of a run until it ends; returns its exit code, 1 where nothing knows it.
+    run: RunDir,
+    environ: Mapping[str, str],
+    show: Callable[..., None],
+    say: Callable[[str], None],
+    *,
+    pause: float,
+) -> int:
+    """Show the lines of a run until it ends; its exit code, 1 where nothing knows it.
 
     Args:
         run: the run.
-        logs: its logs, from where they were read last.
         environ: for Slurm's commands.
+        show: shows what its logs have gained; all of it where ``ended``.
         say: gets why the run waits, and how it failed.
+        pause: seconds between two looks at the logs.
     """
     said = ""
     while True:
@@ -198,19 +227,28 @@ def follow(
         if text != said:
             say(text)
             said = text
-        asked = time.monotonic()
-        while time.monotonic() < asked + ASK_S:
-            yield from logs.lines()
-            time.sleep(logs.pause)
+        if _is_hopeless(shown):
+            say(f"{run.path.name} will never start; `toolkit cancel` takes it out of the queue")
+            return codes.UNAVAILABLE
+        until = time.monotonic() + ASK_S
+        while time.monotonic() < until:
+            show(ended=False)
+            time.sleep(pause)
             if run.result_file.exists() and shown["state"] != "pending":
                 break
-    yield from logs.lines(ended=True)
+    show(ended=True)
+    for one in shown["elements"] or [shown]:
+        if one["failure"]:
+            say(finish.describe(one["failure"]))
     if shown["exit_code"] is None:
         say(f"{run.path.name}: nothing knows how this run ended; no record was left")
         return 1
-    if shown["failure"]:
-        say(finish.describe(shown["failure"]))
     return int(shown["exit_code"])
+
+
+def _is_hopeless(shown: Mapping[str, Any]) -> bool:
+    """Whether a run waits for what will not be."""
+    return shown["state"] == "pending" and shown["reason"] in queue.HOPELESS
 
 
 def _waiting(shown: Mapping[str, Any]) -> str:

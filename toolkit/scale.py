@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from toolkit.job import Job
-    from toolkit.targets import View
+    from toolkit.launch import View
 
 BAR = 20  # characters for an efficiency of 1
 

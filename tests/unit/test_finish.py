@@ -142,20 +142,17 @@ def test_a_batch_script_ends_with_the_first_failing_ranks_code(run: Path) -> Non
     assert (result["failure"]["rank"], result["failure"]["last_lines"]) == (1, ["hello 1"])
 
 
-def test_the_end_of_a_step_is_found_in_a_ranks_log(run: Path) -> None:
-    with (run / "logs/rank-0.log").open("a") as log:
-        log.write(f"{CANCELLED} DUE TO TIME LIMIT ***\n")
+def test_the_end_of_a_step_is_found_behind_a_ranks_label(run: Path) -> None:
+    (run / "logs/srun.log").write_text(f"0: {CANCELLED} DUE TO TIME LIMIT ***\n")
     assert packed(run, 143).returncode == 124
 
 
 def test_a_rank_that_died_with_its_job_did_not_fail_by_itself(run: Path) -> None:
-    messages = run / "logs/srun.log"
-    messages.write_text("srun: error: node02: task 1: Terminated\n")
-    with (run / "logs/rank-0.log").open("a") as log:
-        log.write(f"{CANCELLED} DUE TO TIME LIMIT ***\n")
+    killed = "srun: error: node02: task 1: Terminated"
+    (run / "logs/srun.log").write_text(f"{killed}\n0: {CANCELLED} DUE TO TIME LIMIT ***\n")
     assert packed(run, 143).returncode == 124
-    with messages.open("a") as log:
-        log.write("slurmstepd: error: *** JOB 9 ON node01 CANCELLED AT 2026-11-30T22:09:00 ***\n")
+    ended = "slurmstepd: error: *** JOB 9 ON node01 CANCELLED AT 2026-11-30T22:09:00 ***"
+    (run / "logs/srun.log").write_text(f"{killed}\n{ended}\n")
     assert packed(run, 143).returncode == 130
     (run / "logs/srun.log").write_text("srun: error: node02: task 1: Exited with exit code 3\n")
     assert packed(run, 143).returncode == 3, "a rank's own exit code is its own"

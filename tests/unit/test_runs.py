@@ -85,13 +85,13 @@ def test_a_run_that_left_no_record_is_unknown_and_not_waited_for(tmp_path: Path)
     assert runs.status(run, NO_SLURM)["state"] == "unknown"
     assert toolkit(tmp_path, "logs", "-f", str(run.path)).returncode == 1
     with pytest.raises(UnavailableError, match="does not run here"):
-        runs.cancel(run, NO_SLURM)
+        runs.cancel(run, NO_SLURM, print)
 
 
 def test_a_run_on_another_machine_is_not_signalled_here(tmp_path: Path) -> None:
     run = make(tmp_path, "a", target="local", host="elsewhere", pid=os.getpid())
     with pytest.raises(UnavailableError, match="elsewhere"):
-        runs.cancel(run, NO_SLURM)
+        runs.cancel(run, NO_SLURM, print)
 
 
 def test_a_process_that_has_the_runs_number_now_is_left_alone(tmp_path: Path) -> None:
@@ -103,14 +103,14 @@ def test_a_process_that_has_the_runs_number_now_is_left_alone(tmp_path: Path) ->
             run = make(tmp_path, name, target="local", world_size=1, **{**now, **changed})
             assert runs.status(run, NO_SLURM)["state"] == "unknown"
             with pytest.raises(UnavailableError, match="does not run here"):
-                runs.cancel(run, NO_SLURM)
+                runs.cancel(run, NO_SLURM, print)
         old = make(tmp_path, "old", target="local", host=now["host"], pid=other.pid)
         with pytest.raises(UnavailableError, match="does not run here"):
-            runs.cancel(old, NO_SLURM)
+            runs.cancel(old, NO_SLURM, print)
         assert other.poll() is None
         mine = make(tmp_path, "mine", target="local", world_size=1, **now)
         assert runs.status(mine, NO_SLURM)["state"] == "running"
-        runs.cancel(mine, NO_SLURM)
+        runs.cancel(mine, NO_SLURM, print)
         assert other.wait(timeout=30) == -signal.SIGTERM
 
 

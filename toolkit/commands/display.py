@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
 
     from toolkit.image.buildkit import View as BuildView
     from toolkit.image.push import LayerView
+    from toolkit.launch import View as RunView
     from toolkit.run_dir import RunDir
-    from toolkit.targets import View as RunView
 
 
 # ---- runs
@@ -25,13 +27,24 @@ if TYPE_CHECKING:
 class PlainRun:
     """Each rank's lines behind its number; nothing else."""
 
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
+    def __init__(self, stream: IO[str], *, vital: bool = True) -> None:
+        self._stream: IO[str] | None = stream
+        self._vital = vital
 
     def line(self, who: str, text: str) -> None:
-        # One write, so that lines of two ranks do not mix.
-        self._stream.write(f"[{who}] {text}\n")
-        self._stream.flush()
+        if self._stream is None:
+            return
+        try:
+            # One write, so that lines of two ranks do not mix.
+            self._stream.write(f"[{who}] {text}\n")
+            self._stream.flush()
+        except OSError as error:
+            if not self._vital:
+                raise
+            # Nobody reads any more (`| head`), or the terminal is gone: no reason to end a run.
+            self._stream = None
+            silence()
+            message(f"output is shown no more ({error.strerror}); the run goes on")
 
     def note(self, text: str) -> None:
         message(text)
@@ -97,10 +110,13 @@ def summary(seen: dict[str, Any]) -> str:
 
 
 @contextmanager
-def run_view(stream: IO[str]) -> Iterator[RunView]:
-    """The view of a run that fits ``stream``: Rich on a terminal, plain lines elsewhere."""
-    if not stream.isatty():
-        yield PlainRun(stream)
+def run_view(stream: IO[str], *, vital: bool = True) -> Iterator[RunView]:
+    """The view of a run that fits ``stream``: Rich on a terminal, plain lines elsewhere.
+
+    ``vital`` is whether there is more to do than to show: then it goes on where nobody reads.
+    """
+    if not vital or not stream.isatty():
+        yield PlainRun(stream, vital=vital)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -116,7 +132,16 @@ def run_view(stream: IO[str]) -> Iterator[RunView]:
 
 
 def message(text: str) -> None:
-    print(f"toolkit: {text}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # a closed stderr is no reason to end anything
+        print(f"toolkit: {text}", file=sys.stderr, flush=True)
+
+
+def silence() -> None:
+    """Let what is left for a closed stdout vanish: the interpreter would complain at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 # ---- builds and pushes

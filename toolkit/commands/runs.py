@@ -16,8 +16,6 @@ from toolkit.commands.options import Runs
 from toolkit.entrypoint.finish import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from toolkit.run_dir import RunDir
 
 Which = Annotated[
@@ -66,30 +64,30 @@ def logs(
 ) -> None:
     """Show what the ranks of a run printed."""
     from toolkit import runs as later
+    from toolkit.commands.display import run_view
+    from toolkit.launch import show
+    from toolkit.logs import Logs
 
     run = _find(which, runs)
-    read = later.Logs(run, rank)
-    for line in read.lines():
-        print(line)
-    if follow:
-        sys.stdout.flush()
-        raise typer.Exit(_show(later.follow(run, read, os.environ, message)))
+    elements = run.elements() if rank is None else []
+    read = [Logs(one, name=one.path.name) for one in elements] or [Logs(run, rank)]
+    with run_view(sys.stdout, vital=False) as view:
 
+        def show_all(*, ended: bool) -> None:
+            for one in read:
+                show(one, view, ended=ended)
 
-def _show(lines: Generator[str, None, int]) -> int:
-    """Print lines as they come; the exit code that they end with."""
-    while True:
-        try:
-            print(next(lines), flush=True)
-        except StopIteration as end:
-            return int(end.value)
+        show_all(ended=not follow)
+        if follow:
+            pause = sum(one.pause for one in read)
+            raise typer.Exit(later.follow(run, os.environ, show_all, message, pause=pause))
 
 
 def cancel(which: Which = None, runs: Runs = None) -> None:
     """Cancel a run that is queued or running."""
     from toolkit import runs as later
 
-    message(later.cancel(_find(which, runs), os.environ))
+    message(later.cancel(_find(which, runs), os.environ, message))
 
 
 def _find(which: str | None, runs: str | None) -> RunDir:

@@ -6,24 +6,30 @@ import contextlib
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, Self
 
 from toolkit.entrypoint import codes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 
 class Signals:
     """Notes SIGINT, SIGTERM and SIGHUP instead of dying of them, so that no rank is left behind."""
 
-    def __init__(self) -> None:
+    def __init__(self, then: Callable[[int], None] | None = None) -> None:
+        """Nothing is noted before it is entered; ``then`` is called at once with each signal."""
+        self._then = then
         self.caught: signal.Signals | None = None
+        self.count = 0
         self._before: dict[signal.Signals, object] = {}
 
     def _note(self, number: int, _frame: object) -> None:
         self.caught = signal.Signals(number)
+        self.count += 1
+        if self._then is not None:
+            self._then(number)
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -37,16 +43,16 @@ class Signals:
 
 
 def start(
-    argv: Sequence[str], env: Mapping[str, str], cwd: Path, stderr: int = subprocess.STDOUT
+    argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """Start a process whose output is read through pipes."""
+    """Start a process that prints into an open file, and so does not depend on who reads it."""
     return subprocess.Popen(
         argv,
         env=env,
         cwd=cwd,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
+        stdout=log,
+        stderr=subprocess.STDOUT,
         start_new_session=True,  # Ctrl-C reaches us alone, and we end the process in our own way
     )
 

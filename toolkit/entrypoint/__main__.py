@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 USAGE = """\
-usage: python -m toolkit.entrypoint --show | --hostlist EXPR | --finish RUN CODE
+usage: python -m toolkit.entrypoint --show | --hostlist EXPR | --finish RUN CODE [AGAIN]
        python -m toolkit.entrypoint [--agent RANKS] -- COMMAND...
 
   --show             print the World (ranks, MASTER_ADDR, MASTER_PORT) as JSON; start nothing
   --hostlist EXPR    print the names of a Slurm host list, one a line
   --finish RUN CODE  write result.json of a run whose srun ended with CODE, and end with the
-                     first failing rank's own code
+                     first failing rank's own code; where that is 75, run again, the result is
+                     called AGAIN
   -- COMMAND...      check that the ranks can meet, export the World, become COMMAND
   --agent RANKS      COMMAND is no rank but starts so many on this node, as torchrun does
 
@@ -67,10 +68,10 @@ def run(arguments: list[str]) -> int:
 
         write(1, "\n".join(expand(arguments[1])))
         return 0
-    if len(arguments) == 3 and arguments[0] == "--finish":
+    if len(arguments) in (3, 4) and arguments[0] == "--finish":
         from toolkit.entrypoint.finish import finish
 
-        return finish(arguments[1], parse_number(arguments[2], "CODE"))
+        return finish(arguments[1], parse_number(arguments[2], "CODE"), "".join(arguments[3:]))
     agent_of = 0
     if len(arguments) > 1 and arguments[0] == "--agent":
         agent_of = parse_number(arguments[1], "RANKS")

@@ -14,6 +14,7 @@ RENDEZVOUS = 76  # an address or a port that cannot be used
 CREDENTIALS = 77
 UNAVAILABLE = 78  # the cluster or engine lacks something, or the container did not start
 SMOKE = 79
+STALLED = 80  # no progress within the limit
 TIME_LIMIT = 124
 NOT_EXECUTABLE = 126  # a shell's own, as the next one
 NOT_FOUND = 127
@@ -32,6 +33,14 @@ OF_STATE = {
     "BOOT_FAIL": RUN_AGAIN,
     "PREEMPTED": RUN_AGAIN,
     "REVOKED": RUN_AGAIN,
+}
+#: And back, of what Slurm or the toolkit ended.
+STATE_OF_CODE = {
+    0: "COMPLETED",
+    TIME_LIMIT: "TIMEOUT",
+    CANCELLED: "CANCELLED",
+    OUT_OF_MEMORY: "OUT_OF_MEMORY",
+    RUN_AGAIN: "PREEMPTED",
 }
 #: The state that is meant where slurmstepd says why it cancelled something ("DUE TO …").
 STATE_OF_REASON = {

@@ -13,16 +13,17 @@ import re
 import signal
 import time
 
-from toolkit.entrypoint import codes, run_files
+from toolkit.entrypoint import causes, codes, run_files
 from toolkit.entrypoint.run_files import write_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Sequence
+    from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
     Json = Dict[str, Any]
 
 LAST_LINES = 10
+RAN_OUT_OF_MEMORY = "ran out of memory"
 
 _TASK = re.compile(r"error: (?P<host>\S+): tasks? (?P<ranks>[\d,-]+): (?P<how>.+)")
 _EXITED = re.compile(r"Exited with exit code (\d+)")
@@ -38,6 +39,7 @@ _CONTAINER = re.compile(r"pyxis: |spank_pyxis|execve\(\): |couldn't chdir to")
 _BOILERPLATE = re.compile(  # stands around the line that says why
     r"printing enroot log|by another task|required plugin|exited too soon|failed with error code"
 )
+_LABEL = re.compile(r"(\d+): ?")  # by srun --label, with zeros in front
 _SRUN = re.compile(r"(?:srun|sbatch): (?:error|fatal): (.+)")
 
 #: What strsignal(3) calls the signals that end a task.
@@ -104,7 +106,7 @@ def _task_failure(line: str, *, out_of_memory: bool) -> Optional[Json]:
     rank = int(re.split("[,-]", match.group("ranks"))[0])
     if _OOM.search(how) or (out_of_memory and how == "Killed"):
         return failure(
-            "workload", "ran out of memory", codes.OUT_OF_MEMORY, rank, match.group("host")
+            "workload", RAN_OUT_OF_MEMORY, codes.OUT_OF_MEMORY, rank, match.group("host")
         )
     if exited is not None:
         code = int(exited.group(1))
@@ -145,7 +147,10 @@ def _container_message(lines: Sequence[str]) -> str:
 def failure(
     origin: str, reason: str, code: int, rank: Optional[int] = None, host: Optional[str] = None
 ) -> Json:
-    """The ``failure`` of a ``result.json``: ``origin`` is workload, toolkit or slurm."""
+    """The ``failure`` of a ``result.json``: ``origin`` is workload, toolkit or slurm.
+
+    ``hint`` is what to do about it, where that is known.
+    """
     return {
         "origin": origin,
         "reason": reason,
@@ -153,7 +158,23 @@ def failure(
         "host": host,
         "exit_code": code,
         "last_lines": [],
+        "hint": None,
     }
+
+
+def state_of(failed: Optional[Json]) -> str:
+    """Slurm's word for how a run ended, in lower case.
+
+    A rank's own exit code is its own: one that exits with 124 has failed.
+    """
+    if failed is None:
+        return "completed"
+    if failed["origin"] == "workload":
+        memory = failed["reason"] == RAN_OUT_OF_MEMORY
+        return "out_of_memory" if memory else "failed"
+    if "node" in failed["reason"] and failed["exit_code"] == codes.RUN_AGAIN:
+        return "node_fail"
+    return codes.STATE_OF_CODE.get(failed["exit_code"], "FAILED").lower()
 
 
 def describe(failed: Json) -> str:
@@ -163,6 +184,8 @@ def describe(failed: Json) -> str:
     text = "%s%s %s." % (where, on, failed["reason"])
     if failed["last_lines"]:
         text += " Its last lines:" + "".join("\n  | " + line for line in failed["last_lines"])
+    if failed.get("hint"):
+        text += ("\n" if failed["last_lines"] else " ") + failed["hint"]
     return text
 
 
@@ -195,11 +218,12 @@ def result(
         hosts: one name a node.
     """
     record = read_json(os.path.join(run_dir, run_files.RECORD)) or {}
-    if failed is not None and failed["rank"] is not None and not failed["last_lines"]:
-        failed["last_lines"] = last_lines(log(run_dir, failed["rank"]))
+    if failed is not None:
+        code = explain(run_dir, failed)
     return {
         "run_dir": run_dir,
         "exit_code": code,
+        "state": state_of(failed),
         "target": record.get("target"),
         "world_size": record.get("world_size"),
         "num_nodes": record.get("num_nodes"),
@@ -211,38 +235,63 @@ def result(
     }
 
 
-def finish(run_dir: str, code: int) -> int:
+def explain(run_dir: str, failed: Json) -> int:
+    """Add a rank's last lines to its failure, and what to do about it; return the exit code."""
+    record = read_json(os.path.join(run_dir, run_files.RECORD)) or {}
+    if failed["rank"] is not None and not failed["last_lines"]:
+        failed["last_lines"] = last_printed(run_dir, failed["rank"], task_is(record))
+    if failed["hint"] is None:
+        failed["hint"] = causes.advice([failed["reason"], *failed["last_lines"]])
+        if failed["reason"] == RAN_OUT_OF_MEMORY:
+            failed["hint"] = causes.OUT_OF_MEMORY
+    if failed["origin"] == "workload" and causes.is_full(run_dir):
+        failed["reason"] += "; the file system of %s is full" % run_dir
+        failed["exit_code"] = codes.UNAVAILABLE
+        failed["hint"] = "Make room there, or keep runs elsewhere (--runs DIR)."
+    return int(failed["exit_code"])
+
+
+def finish(run_dir: str, code: int, again: str = "") -> int:
     """Write ``result.json`` at the end of a batch script; return the first failing rank's code.
 
     Args:
         run_dir: the run directory.
         code: what srun ended with.
+        again: the name for the result of a job that will be run again, since it is none of the run.
 
     Raises:
         OSError: it cannot be written.
     """
     failed = judge(run_dir, code)
     records = rank_records(run_dir)
-    if failed is not None:
-        code = failed["exit_code"]
     ended = result(
         run_dir,
-        code,
+        0,
         failed,
         started=min((record["started"] for record in records), default=None),
         ended=time.time(),
         hosts=hosts(records),
     )
-    write_json(os.path.join(run_dir, run_files.RESULT), ended)
-    return code
+    name = again if again and ended["exit_code"] == codes.RUN_AGAIN else run_files.RESULT
+    write_json(os.path.join(run_dir, name), ended)
+    return int(ended["exit_code"])
 
 
 def judge(run_dir: str, code: int) -> Optional[Json]:
-    """Why srun ended with ``code``, from what it left in the run directory; None for success."""
+    """Why srun ended with ``code``, from what it left in the run directory; None for success.
+
+    Slurm's own word and a user's count even where srun ended with 0, as it does when ranks that
+    were told to end outlive the grace: what was cancelled is not completed.
+    """
+    by = read_json(os.path.join(run_dir, run_files.CANCELLED))
+    if by is not None:
+        return cancelled(by)
+    said = messages(run_dir)
     if code == 0:
-        return None
+        ended = [line for line in said if _ENDED.search(line)]
+        return _slurm_failure(ended[0]) if ended else None
     found = first_failure(
-        messages(run_dir),
+        said,
         lambda rank: os.path.exists(os.path.join(run_dir, run_files.rank_record(rank))),
     )
     if found is not None:
@@ -285,10 +334,16 @@ def torchrun_failure(run_dir: str, found: Json) -> Json:
     return shown
 
 
+def cancelled(by: Json) -> Json:
+    """The failure of a run that somebody cancelled, as its mark says."""
+    who = "by %s on %s" % (by.get("user"), by.get("host"))
+    return failure("toolkit", "was cancelled " + who, codes.CANCELLED)
+
+
 def _explained(run_dir: str, found: Json) -> Json:
     """Say in our words what Python says where a node does not see the run directory."""
     if found["origin"] == "toolkit" and any(
-        "can't open file" in line for line in last_lines(log(run_dir, found["rank"]))
+        "can't open file" in line for line in last_printed(run_dir, found["rank"], run_files.RANK)
     ):
         reason = "does not see %s, which must be on storage that all nodes share" % run_dir
         found.update(reason=reason, exit_code=codes.UNAVAILABLE)
@@ -296,12 +351,10 @@ def _explained(run_dir: str, found: Json) -> Json:
 
 
 def messages(run_dir: str) -> List[str]:
-    """What srun said, then what slurmstepd wrote into the ranks' logs: how a step ended."""
+    """What srun and slurmstepd said: how a step ended."""
     lines = read_lines(os.path.join(run_dir, run_files.SRUN_LOG))
-    for name in run_files.task_logs(run_dir):
-        tail = last_lines(os.path.join(run_dir, name), 50)
-        lines += [line for line in tail if line.startswith("slurmstepd")]
-    return lines
+    split = [split_label(line) for line in lines]
+    return [text for task, text in split if task is None]
 
 
 def job_id(run_dir: str) -> Optional[str]:
@@ -310,6 +363,14 @@ def job_id(run_dir: str) -> Optional[str]:
         ended = _ENDED.search(line)
         if ended is not None:
             return ended.group("job")
+    return None
+
+
+def step_id(run_dir: str) -> Optional[str]:
+    """``JOB.STEP`` of the ranks, as one of them recorded it; None where none has."""
+    for record in rank_records(run_dir):
+        if record.get("job_id") and record.get("step_id"):
+            return "%s.%s" % (record["job_id"], record["step_id"])
     return None
 
 
@@ -333,7 +394,10 @@ def parse_metrics(line: str) -> Json:
 def rank_records(run_dir: str) -> List[Json]:
     """What the entrypoint left of each rank, in the order of ranks."""
     folder = os.path.join(run_dir, run_files.RANKS)
-    names = [name for name in os.listdir(folder) if name.endswith(".json")]
+    try:
+        names = [name for name in os.listdir(folder) if name.endswith(".json")]
+    except FileNotFoundError:  # an attempt is being moved aside
+        names = []
     found = [read_json(os.path.join(folder, name)) for name in names]
     return sorted((record for record in found if record), key=lambda record: record["rank"])
 
@@ -349,9 +413,26 @@ def task_is(record: Json) -> str:
     return run_files.NODE if torchrun else run_files.RANK
 
 
-def log(run_dir: str, rank: int) -> str:
-    """Where a rank's output is kept."""
-    return os.path.join(run_dir, run_files.log(rank))
+def last_printed(run_dir: str, number: int, task: str) -> List[str]:
+    """The last lines of a task: from its log, or what srun passed on of one that had none yet."""
+    found = last_lines(os.path.join(run_dir, run_files.log(number, task)))
+    if not found:
+        said = last_lines(os.path.join(run_dir, run_files.SRUN_LOG), 200)
+        split = [split_label(line) for line in said]
+        found = [text for label, text in split if label == number][-LAST_LINES:]
+    return found
+
+
+def split_label(line: str) -> Tuple[Optional[int], str]:
+    """The task that srun passed a line on for, None for none, and the line.
+
+    slurmstepd speaks through a task's stream and with its label, but is no task.
+    """
+    match = _LABEL.match(line)
+    if match is None:
+        return None, line
+    text = line[match.end() :]
+    return (None if text.startswith("slurmstepd") else int(match.group(1))), text
 
 
 def last_lines(path: str, count: int = LAST_LINES) -> List[str]:

@@ -8,10 +8,13 @@
         entrypoint.pyz   the entrypoint, for any Python 3.8 or newer in any image
         lib/             the built-in workloads' code
         logs/rank-N.log  what each rank printed; under torchrun logs/node-N.log, what each node did
-        logs/srun.log    what srun, slurmstepd and a batch script said
+        logs/srun.log    what srun, slurmstepd and a batch script said; and behind its number what a
+                         task said that had no log of its own yet
+        logs/toolkit.log what the toolkit itself said while it watched the run
         ranks/N.json     written by the entrypoint as it starts the rank's command
         metrics.jsonl    what the workload reported, a line a time
         result.json      how it ended
+        cancelled.json   who cancelled it
         before-restart-N/ what an earlier attempt of a requeued job left of all this
 """
 
@@ -35,24 +38,19 @@ LOGS = "logs"
 RANKS = "ranks"
 RENDEZVOUS = "rendezvous"  # a file: each attempt has one of its own behind this name
 SRUN_LOG = LOGS + "/srun.log"
+NOTES = LOGS + "/toolkit.log"
+CANCELLED = "cancelled.json"
 ELEMENT_LOG = LOGS + "/srun-{}.log"  # what SRUN_LOG is to an array's element, in the array's folder
 BEFORE_RESTART = "before-restart-"  # and the number of the restart
 
+#: What has a log of its own: a rank, or a node whose torchrun starts the ranks.
 RANK = "rank"
 NODE = "node"
-TASKS = (RANK, NODE)  # what has a log of its own: a rank, or a node whose torchrun starts the ranks
 
 
 def log(number: int | str, task: str = RANK) -> str:
     """A task's log; in place of the number may stand ``%t`` for Slurm, or ``*`` for a shell."""
-    return f"{LOGS}/{task}-{number}.log"  # what task_logs() looks for
-
-
-def task_logs(run_dir: str) -> list[str]:
-    """The tasks' logs that are there, in the order of their names."""
-    beginnings = tuple(f"{task}-" for task in TASKS)
-    there = sorted(os.listdir(os.path.join(run_dir, LOGS)))
-    return [f"{LOGS}/{name}" for name in there if name.startswith(beginnings)]
+    return f"{LOGS}/{task}-{number}.log"
 
 
 def rank_record(rank: int) -> str:

@@ -8,7 +8,7 @@ import time
 from toolkit.entrypoint import codes, processes, run_files
 from toolkit.entrypoint.launchers import LAUNCHERS
 from toolkit.entrypoint.rendezvous import is_local_target
-from toolkit.entrypoint.run_files import write_whole
+from toolkit.entrypoint.run_files import NODE, RANK, write_whole
 from toolkit.entrypoint.world import EntrypointError, Variables, World, quote
 
 TYPE_CHECKING = False
@@ -34,6 +34,10 @@ def start(
         EntrypointError: the address or port cannot be used (76), or a variable is wrong (71).
     """
     variables = Variables()
+    environ = dict(os.environ)
+    run_dir = variables.get("TOOLKIT_RUN_DIR")
+    if environ.pop("TOOLKIT_LOG", ""):
+        print_to(run_dir, (NODE, world.node_rank) if agent_of else (RANK, world.rank), say)
     for warning in world.warnings:
         # What all ranks would say, rank 0 says; what differs from node to node, a rank of each.
         if world.rank == 0 or (world.local_rank == 0 and warning in world.node_warnings):
@@ -45,7 +49,6 @@ def start(
         world.master_port = check_rendezvous(world, variables)
     if world.world_size >= MANY_RANKS:
         allow_connections(world, say)
-    environ = dict(os.environ)
     world.export(environ)
     if not variables.get("OMP_NUM_THREADS"):
         threads = count_threads(world, variables, *cpus_here())
@@ -53,17 +56,24 @@ def start(
     if not variables.get("TORCH_NCCL_ASYNC_ERROR_HANDLING"):
         # torchrun sets it, plain srun does not: without it a rank waits for a dead one for ever.
         environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
-    run_dir = variables.get("TOOLKIT_RUN_DIR")
     if run_dir and not agent_of:
-        try:
-            write_record(run_dir, world)
-        except OSError as error:
-            if world.local_rank == 0:
-                say(
-                    f"rank {world.rank}: warning: the record of this rank could not be written "
-                    f"under TOOLKIT_RUN_DIR={run_dir}: {error.strerror}."
-                )
+        leave_record(run_dir, world, say)
     return execute(command, environ, say, world.rank)
+
+
+def print_to(run_dir: str | None, task: tuple[str, int], say: Callable[[str], None]) -> None:
+    """Let this process, and what it becomes, print straight to its log.
+
+    On its way through srun the end of what a rank prints is lost in half of the runs in which that
+    rank dies fast, and all of it where the one who reads is gone.
+    """
+    log = os.path.join(run_dir or "", run_files.log(task[1], task[0]))
+    try:
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        for stream in (1, 2):
+            os.dup2(file, stream)
+    except OSError as error:
+        say(f"warning: {log} cannot be written: {error.strerror}. srun passes on what is printed.")
 
 
 def allow(wanted: int) -> int:
@@ -178,6 +188,18 @@ def execute(
     return codes.NOT_FOUND
 
 
+def leave_record(run_dir: str, world: World, say: Callable[[str], None]) -> None:
+    """Write the record of this rank; a rank without one runs all the same."""
+    try:
+        write_record(run_dir, world)
+    except OSError as error:
+        if world.local_rank == 0:
+            say(
+                f"rank {world.rank}: warning: the record of this rank could not be written "
+                f"under TOOLKIT_RUN_DIR={run_dir}: {error.strerror}."
+            )
+
+
 def write_record(run_dir: str, world: World) -> None:
     """Write ``ranks/N.json``: the World, which process this is, and when it started.
 
@@ -189,6 +211,8 @@ def write_record(run_dir: str, world: World) -> None:
     os.makedirs(os.path.join(run_dir, run_files.RANKS), exist_ok=True)
     fields: list[tuple[str, object]] = list(processes.identify(os.getpid()).items())
     fields.append(("started", round(time.time(), 3)))  # seconds since 1970
+    fields.append(("job_id", os.environ.get("SLURM_JOB_ID", "")))
+    fields.append(("step_id", os.environ.get("SLURM_STEP_ID", "")))
     fields += [(name, getattr(world, name)) for name in World.fields]
     text = "{" + ", ".join(f'"{name}": {as_json(value)}' for name, value in fields) + "}\n"
     write_whole(os.path.join(run_dir, run_files.rank_record(world.rank)), text)

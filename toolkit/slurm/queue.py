@@ -6,6 +6,7 @@ have kept their names since long before.
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TIMEOUT_S = 20
+MOST_LOOKED_AT = 10
 FINAL_S = 10.0
 
 #: States in which a job may still run.
@@ -37,6 +39,7 @@ HOPELESS = frozenset(
     {
         "AccountNotAllowed",
         "BadConstraints",
+        "DependencyNeverSatisfied",
         "InvalidAccount",
         "InvalidQOS",
         "PartitionConfig",
@@ -112,6 +115,8 @@ def final_status(job_id: str, environ: Mapping[str, str]) -> JobStatus | None:
     return found
 
 
+_QUEUED = re.compile(r"srun: job (\d+) queued and waiting")
+_ALLOCATED = re.compile(r"srun: job (\d+) has been allocated")
 _SQUEUE = ("squeue", "--noheader", "--format=%T|%r|%S|%N", "--jobs")
 _SCONTROL = ("scontrol", "--oneliner", "show", "job")
 _SACCT = (
@@ -180,9 +185,37 @@ def stale(job_id: str, environ: Mapping[str, str]) -> str:
 
 
 def cancel(job_id: str, environ: Mapping[str, str]) -> str | None:
-    """Cancel a job; None where that was accepted, else what scancel said."""
+    """Cancel a job or step; None where that was accepted, else what scancel said."""
     asked = capture(["scancel", job_id], TIMEOUT_S, environ)
     return None if asked.ok else asked.said()
+
+
+def signal(job_id: str, name: str, environ: Mapping[str, str]) -> None:
+    """Send a signal to the tasks of a job or step, but not to a batch script."""
+    capture(["scancel", f"--signal={name}", job_id], TIMEOUT_S, environ)
+
+
+def waiting_for(line: str) -> tuple[str | None, str | None]:
+    """The job that srun says it waits for, and the one that it says it got; each None where not."""
+    queued, got = _QUEUED.search(line), _ALLOCATED.search(line)
+    return (queued[1] if queued else None), (got[1] if got else None)
+
+
+def job_of_session(name: str, session: str, environ: Mapping[str, str]) -> str | None:
+    """The job that was asked for from a session, ``HOST:PID``; srun does not say which it got.
+
+    Args:
+        name: the job's name, by which few are looked at.
+        session: the host, and the process that leads the session.
+        environ: for Slurm's commands.
+    """
+    words = ["squeue", "--me", "--noheader", "--format=%i", f"--name={name}"]
+    asked = capture(words, TIMEOUT_S, environ)
+    for job_id in asked.stdout.split()[:MOST_LOOKED_AT] if asked.ok else []:
+        shown = capture([*_SCONTROL, job_id], TIMEOUT_S, environ)
+        if f" AllocNode:Sid={session} " in f"{shown.stdout} ":
+            return job_id
+    return None
 
 
 def _state(text: str) -> str:

@@ -194,9 +194,11 @@ def _start(job: Job) -> list[str]:
         # What an attempt left says nothing of the next one: it would be taken for its result.
         'if [ "$toolkit_restart" -gt 0 ]; then',
         f'\ttoolkit_before="$toolkit_run"/{files.BEFORE_RESTART}"$toolkit_restart"',
-        '\tmkdir -p "$toolkit_before"',
-        f'\tmv -f "$toolkit_run"/{{{left}}} "$toolkit_before" 2>/dev/null',
-        f'\tcp "$toolkit_run"/{files.SRUN_LOG} "$toolkit_before"',
+        '\tmkdir -p "$toolkit_before.part"',
+        f'\tmv -f "$toolkit_run"/{{{left}}} "$toolkit_before.part" 2>/dev/null',
+        f'\tcp "$toolkit_run"/{files.SRUN_LOG} "$toolkit_before.part"',
+        # Who follows the logs finds all of them under the new name, or none.
+        '\tmv "$toolkit_before.part" "$toolkit_before"',
         f'\t: >"$toolkit_run"/{files.SRUN_LOG}',
         f'\tmkdir "$toolkit_run"/{files.RANKS}',
         "fi",
@@ -258,12 +260,20 @@ def _end(job: Job) -> list[str]:
     """
     able = "import sys; sys.exit(sys.version_info < (3, 8))"
     entry = f'"$toolkit_python" -I -S "$toolkit_run"/{run_files.ENTRYPOINT}'
-    lines = [
-        "toolkit_code=$?",
-        "",
+    again = _result('-"$toolkit_restart"')
+    lines = ["toolkit_code=$?", ""]
+    given = ""
+    if job.spec.requeue:
+        # The result of an attempt that is followed by another is none of the run.
+        given = ' ${toolkit_again:+"$toolkit_again"}'
+        lines += [
+            "toolkit_again=",
+            f'[ "$toolkit_restart" -ge {MAX_RESTARTS} ] || toolkit_again={again}',
+        ]
+    lines += [
         f"for toolkit_python in {shlex.quote(job.host_python)} python3; do",
         f"""\tif "$toolkit_python" -I -S -c '{able}' 2>/dev/null; then""",
-        f'\t\t{entry} --finish "$toolkit_run" "$toolkit_code"',
+        f'\t\t{entry} --finish "$toolkit_run" "$toolkit_code"{given}',
         "\t\ttoolkit_code=$?",
         "\t\tbreak",
         "\tfi",
@@ -271,11 +281,10 @@ def _end(job: Job) -> list[str]:
     ]
     if job.spec.requeue:
         wants = f'[ "$toolkit_code" -eq {codes.RUN_AGAIN} ]'
-        aside = _result('-"$toolkit_restart"')
         lines += [
-            f'if {wants} && [ "$toolkit_restart" -lt {MAX_RESTARTS} ]; then',
-            f'\tmv "$toolkit_run"/{run_files.RESULT} "$toolkit_run"/{aside}',
-            '\tscontrol requeue "$SLURM_JOB_ID"',
+            f'if {wants} && [ -n "$toolkit_again" ]; then',
+            '\tscontrol requeue "$SLURM_JOB_ID" ||',
+            f'\t\tmv "$toolkit_run"/"$toolkit_again" "$toolkit_run"/{run_files.RESULT}',
             "fi",
         ]
     return [*lines, 'exit "$toolkit_code"']

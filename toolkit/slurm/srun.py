@@ -104,15 +104,13 @@ def compose(job: Job, hosts: tuple[str, ...] = ()) -> Srun:
     spec = job.spec
     _no_nul(spec)
     env = job.variables()
+    if job.batch:
+        env["TOOLKIT_LOG"] = "1"
     flags = _resources(job)
     if hosts:
         flags.remove(f"--nodes={spec.nodes}")  # 24.11 refuses it beside arbitrary
         flags += ["--distribution=arbitrary", f"--nodelist={','.join(hosts)}"]
-    if job.batch:
-        output = f"{job.run_dir}/{run_files.log('%t', spec.task)}"
-        flags += ["--open-mode=truncate", f"--output={output}"]
-    else:
-        flags.append("--label")
+    flags.append("--label")
     notes: list[str] = []
     if job.container:
         from toolkit.slurm import container  # noqa: PLC0415 - milliseconds that others need not pay

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,17 +12,8 @@ if TYPE_CHECKING:
     from toolkit.run_dir import RunDir
 
 
-class View(Protocol):
-    """Where a run's output and progress go."""
-
-    def line(self, who: str, text: str) -> None:
-        """Show a line that ``rank N`` printed; called from several threads."""
-
-    def note(self, text: str) -> None:
-        """Show what the target itself has to say, such as why a job waits."""
-
-    def poll(self, run: RunDir) -> None:
-        """Show what the workload reported since the last call."""
+#: Keeps what a target itself has to say of a run, such as why a job waits.
+Note = Callable[[str], None]
 
 
 class Target(Protocol):
@@ -33,8 +25,11 @@ class Target(Protocol):
     def plan(self, job: Job) -> Plan:
         """What will be executed."""
 
-    def run(self, job: Job, plan: Plan, run: RunDir, view: View) -> Outcome:
-        """Execute the plan and wait for its end; nothing that was started is left."""
+    def run(self, job: Job, plan: Plan, run: RunDir, note: Note) -> Outcome:
+        """Execute the plan and wait for its end; nothing that was started is left.
+
+        What the ranks print goes into their logs, by themselves.
+        """
 
 
 def load(name: str) -> Target:

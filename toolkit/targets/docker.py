@@ -19,13 +19,17 @@ from toolkit.plan import Plan, Process
 from toolkit.targets import local
 
 if TYPE_CHECKING:
+    import signal
+    from collections.abc import Mapping
+
     from toolkit.job import Job
     from toolkit.plan import Outcome
     from toolkit.run_dir import RunDir
-    from toolkit.targets import View
+    from toolkit.targets import Note
 
 COMMAND_LIMIT_S = 60
 PULL_LIMIT_S = 3600
+TELL_LIMIT_S = 10
 
 
 def plan(job: Job, machine: local.Machine | None = None) -> Plan:
@@ -101,19 +105,53 @@ def check(job: Job) -> None:
         pass
 
 
-def run(job: Job, plan: Plan, run: RunDir, view: View) -> Outcome:
+def run(job: Job, plan: Plan, run: RunDir, note: Note) -> Outcome:
     """Start the nodes, run the ranks in them, and remove the nodes, however it ends.
 
     Raises:
         UnavailableError: if a node's container cannot be started.
     """
     env = plan.environment(Process(()), job.environ)
+
+    def tell(ranks: Mapping[int, object], number: signal.Signals) -> None:
+        """Signal the ranks in their containers: docker passes no signal on to what it executes."""
+        for rank in ranks:
+            record = run.rank_record(rank)
+            if record is not None:
+                node = f"{job.run_dir.name}-node{rank // job.spec.ntasks_per_node}"
+                inside = ("docker", "exec", node, "python3", "-c", _SIGNAL)
+                capture((*inside, str(int(number)), str(record["pid"])), TELL_LIMIT_S, env)
+
     try:
         for command in plan.before:
             asked = capture(command, PULL_LIMIT_S, env)
             if not asked.ok:
                 raise UnavailableError(f"docker {command[1]} failed: {asked.said()}")
-        return local.run(job, plan, run, view)
+        return local.run(job, plan, run, note, tell)
     finally:
         for command in plan.after:
             capture(command, COMMAND_LIMIT_S, env)
+
+
+def is_up(run: RunDir, environ: Mapping[str, str]) -> bool:
+    """Whether containers of a run are there."""
+    return bool(_containers(run, environ))
+
+
+def remove(run: RunDir, environ: Mapping[str, str]) -> None:
+    """Remove the containers of a run and its network, whoever started them."""
+    for command in (
+        ("docker", "rm", "--force", *_containers(run, environ)),
+        ("docker", "network", "rm", run.path.name),
+    ):
+        capture(command, COMMAND_LIMIT_S, environ)
+
+
+def _containers(run: RunDir, environ: Mapping[str, str]) -> list[str]:
+    listing = ("docker", "ps", "--all", "--quiet", "--no-trunc")
+    asked = capture((*listing, f"--filter=network={run.path.name}"), COMMAND_LIMIT_S, environ)
+    return asked.stdout.split() if asked.ok else []
+
+
+#: A rank leads a session of its own.
+_SIGNAL = "import os, sys; os.killpg(int(sys.argv[2]), int(sys.argv[1]))"

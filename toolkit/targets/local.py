@@ -7,18 +7,20 @@ Each process gets the variables that a Slurm step would give it and is started t
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import queue
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from toolkit import run_dir as run_dirs
 from toolkit.common.capture import capture
@@ -29,14 +31,14 @@ from toolkit.options import JobSpec
 from toolkit.plan import Outcome, Plan, Process
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from toolkit.entrypoint.finish import Json
     from toolkit.job import Job
     from toolkit.run_dir import RunDir
-    from toolkit.targets import View
+    from toolkit.targets import Note
 
-#: A failed or cancelled run's other ranks get this long between SIGTERM and SIGKILL.
+#: The other ranks of a failed one, and those that do not listen to SIGTERM, get so long to end.
 GRACE_S = 2.0
 
 _PORTS = range(10_000, 32_768)  # below Linux's ephemeral ports
@@ -204,39 +206,43 @@ def check(job: Job) -> None:
 
 
 class _Rank:
-    """A started rank: its process, the thread that reads its output, its log."""
+    """A started rank: its process, which prints into its log by itself."""
 
-    def __init__(
-        self, rank: int, process: subprocess.Popen[bytes], log: IO[bytes], view: View
-    ) -> None:
-        self.rank = rank
+    def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        self.number = number
         self.process = process
-        self._log = log
-        self._view = view
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._log.write(line)
-            self._log.flush()
-            self._view.line(f"rank {self.rank}", line.decode(errors="replace").rstrip("\r\n"))
-
-    def drain(self) -> None:
-        """Read what is left; a grandchild that holds the pipe open is not waited for."""
-        self._reader.join(timeout=1.0)
-        if not self._reader.is_alive():
-            self._log.close()
-            if self.process.stdout is not None:
-                self.process.stdout.close()
 
 
-def run(job: Job, plan: Plan, run: RunDir, view: View) -> Outcome:
-    """Start every rank, pass on what they print, and end all within seconds when one fails.
+#: Sends a signal to ranks, by number.
+Tell = Callable[[Mapping[int, subprocess.Popen[bytes]], signal.Signals], None]
 
-    A time limit ends the run with 124, SIGINT and SIGTERM with 130.
+
+def signal_processes(ranks: Mapping[int, subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    """Signal ranks of this machine, and whatever they started."""
+    for process in ranks.values():
+        signal_group(process, number)
+
+
+def run(
+    job: Job,
+    plan: Plan,
+    run: RunDir,
+    note: Note,
+    tell: Tell = signal_processes,
+) -> Outcome:
+    """Start every rank and watch them; end all within seconds when one fails.
+
+    A time limit ends the run with 124, SIGINT and SIGTERM with 130; then the ranks get
+    ``--grace`` to save what they have. A second signal ends them at once.
+
+    Args:
+        job: the job.
+        plan: what to start.
+        run: where the ranks' logs go.
+        note: unused; every target has it.
+        tell: how ranks are told to end, where these processes only stand for them.
     """
+    del note
     begun = time.time()
     ended: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
     ranks: list[_Rank] = []
@@ -244,14 +250,15 @@ def run(job: Job, plan: Plan, run: RunDir, view: View) -> Outcome:
     with Signals() as signals:
         try:
             for number, process in enumerate(plan.processes):
-                started = start(process.argv, plan.environment(process, job.environ), plan.cwd)
-                ranks.append(_Rank(number, started, run.log(number).open("wb"), view))
+                env = plan.environment(process, job.environ)
+                with run.log(number).open("ab") as log:
+                    started = start(process.argv, env, plan.cwd, log)
+                ranks.append(_Rank(number, started))
                 threading.Thread(target=_report, args=(ranks[-1], ended), daemon=True).start()
             limit = job.spec.time
-            deadline = begun + limit if limit else None
+            deadline = time.monotonic() + limit if limit else None
             running = len(ranks)
             while running and failure is None:
-                view.poll(run)
                 failure = _interrupted(signals, deadline, limit)
                 try:
                     rank, code = ended.get(timeout=0.1)
@@ -261,8 +268,10 @@ def run(job: Job, plan: Plan, run: RunDir, view: View) -> Outcome:
                 if code and failure is None:
                     failure = _failed(rank, code, run)
         finally:
-            _end(ranks)
-    view.poll(run)
+            # A rank that has failed takes the others along; who ends the run lets them save.
+            asked = failure is not None and failure["rank"] is None
+            grace = float(job.spec.grace) if asked else GRACE_S
+            _end(ranks, grace, signals, tell)
     return Outcome(
         exit_code=failure["exit_code"] if failure else 0,
         started=begun,
@@ -274,13 +283,13 @@ def run(job: Job, plan: Plan, run: RunDir, view: View) -> Outcome:
 
 
 def _report(rank: _Rank, ended: queue.SimpleQueue[tuple[int, int]]) -> None:
-    ended.put((rank.rank, exit_code(rank.process)))
+    ended.put((rank.number, exit_code(rank.process)))
 
 
 def _interrupted(signals: Signals, deadline: float | None, limit: int | None) -> Json | None:
     if signals.caught is not None:
         return finish.failure("toolkit", f"was cancelled by {signals.caught.name}", codes.CANCELLED)
-    if deadline is not None and time.time() > deadline:
+    if deadline is not None and time.monotonic() > deadline:
         return finish.failure("toolkit", f"reached its time limit of {limit} s", codes.TIME_LIMIT)
     return None
 
@@ -293,21 +302,53 @@ def _failed(rank: int, code: int, run: RunDir) -> Json:
     return finish.failure(origin, finish.exit_reason(code), code, rank, host)
 
 
-def _end(ranks: list[_Rank]) -> None:
-    """End every rank that still runs: SIGTERM, a short grace, SIGKILL."""
+def _end(
+    ranks: list[_Rank],
+    grace: float,
+    signals: Signals,
+    tell: Tell,
+) -> None:
+    """End every rank that still runs: SIGTERM, the grace, SIGKILL; at once on a second signal.
+
+    Who does not listen to SIGTERM has nothing to save, and gets no more than two seconds.
+    """
+    before = signals.count
+    groups = {rank.number: rank.process for rank in ranks}
+    hearing = listening()
+    left = {number: one for number, one in groups.items() if one.poll() is None}
+    if left:
+        tell(left, signal.SIGTERM)
+    begun = time.monotonic()
+    while signals.count == before:
+        left = {
+            number: one
+            for number, one in groups.items()
+            if one.poll() is None or one.pid in hearing
+        }
+        hears = any(one.pid in hearing for one in left.values())
+        if not left or time.monotonic() > begun + (grace if hears else GRACE_S):
+            break
+        time.sleep(0.05)
+        hearing = listening()
     for rank in ranks:
-        if rank.process.poll() is None:
-            signal_group(rank.process, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_S
-    for rank in ranks:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
-    for rank in ranks:
-        signal_group(
-            rank.process, signal.SIGKILL
-        )  # also what an ended rank left running in its group
+        # Also what an ended rank left running in its group.
+        signal_group(rank.process, signal.SIGKILL)
         rank.process.wait()
-        rank.drain()
+
+
+def listening() -> set[int]:
+    """The groups in which a process has a handler for SIGTERM."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            group = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[2])
+            status = (folder / "status").read_bytes()
+        except (OSError, IndexError, ValueError):
+            continue
+        caught = re.search(rb"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+        if caught and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1:
+            found.add(group)
+    return found
 
 
 def _free_port(seed: int) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from toolkit.job import Job
     from toolkit.plan import Outcome
     from toolkit.run_dir import RunDir
-    from toolkit.targets import View
+    from toolkit.targets import Note
 
 SUBMIT_TIMEOUT_S = 120
 
@@ -125,11 +125,11 @@ def check(job: Job) -> None:
         raise UnavailableError(msg)
 
 
-def run(job: Job, plan: Plan, run: RunDir, view: View) -> Outcome:
+def run(job: Job, plan: Plan, run: RunDir, note: Note) -> Outcome:
     """Run the plan's srun to its end, whatever ends it."""
     from toolkit.targets import step  # noqa: PLC0415 - a dry run does without
 
-    return step.watch(plan, run, view, job.environ)
+    return step.watch(job, plan, run, note)
 
 
 def submit(job: Job, plan: Plan) -> str:

@@ -19,9 +19,10 @@ toolkit_run=/home/u/runs/train-1
 toolkit_restart=${SLURM_RESTART_COUNT:-0}
 if [ "$toolkit_restart" -gt 0 ]; then
 	toolkit_before="$toolkit_run"/before-restart-"$toolkit_restart"
-	mkdir -p "$toolkit_before"
-	mv -f "$toolkit_run"/{ranks,result*.json,logs/rank-*.log} "$toolkit_before" 2>/dev/null
-	cp "$toolkit_run"/logs/srun.log "$toolkit_before"
+	mkdir -p "$toolkit_before.part"
+	mv -f "$toolkit_run"/{ranks,result*.json,logs/rank-*.log} "$toolkit_before.part" 2>/dev/null
+	cp "$toolkit_run"/logs/srun.log "$toolkit_before.part"
+	mv "$toolkit_before.part" "$toolkit_before"
 	: >"$toolkit_run"/logs/srun.log
 	mkdir "$toolkit_run"/ranks
 fi
@@ -33,6 +34,7 @@ unset SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_GPUS_PER_TASK SLURM_TRES_BIN
 export TOOLKIT_TARGET=slurm
 export TOOLKIT_RUN_DIR="$toolkit_run"
 export PYTHONUNBUFFERED=1
+export TOOLKIT_LOG=1
 
 srun --nodes=1 \
 	--ntasks=1 \
@@ -40,8 +42,7 @@ srun --nodes=1 \
 	--kill-on-bad-exit=1 \
 	--export=ALL \
 	--input=none \
-	--open-mode=truncate \
-	--output="$toolkit_run"/logs/rank-%t.log \
+	--label \
 	--mpi=pmix \
 	/venv/bin/python -I -S "$toolkit_run"/entrypoint.pyz -- sh -c 'exec python train.py '"'"'sampling=c(4,2*7)'"'"' '"'"'it'"'"'"'"'"'"'"'"'s $HOME'"'"' '"'"''"'"' :'
 toolkit_code=$?

@@ -17,9 +17,10 @@ toolkit_run=/home/u/runs/train-1
 toolkit_restart=${SLURM_RESTART_COUNT:-0}
 if [ "$toolkit_restart" -gt 0 ]; then
 	toolkit_before="$toolkit_run"/before-restart-"$toolkit_restart"
-	mkdir -p "$toolkit_before"
-	mv -f "$toolkit_run"/{ranks,result*.json,logs/node-*.log} "$toolkit_before" 2>/dev/null
-	cp "$toolkit_run"/logs/srun.log "$toolkit_before"
+	mkdir -p "$toolkit_before.part"
+	mv -f "$toolkit_run"/{ranks,result*.json,logs/node-*.log} "$toolkit_before.part" 2>/dev/null
+	cp "$toolkit_run"/logs/srun.log "$toolkit_before.part"
+	mv "$toolkit_before.part" "$toolkit_before"
 	: >"$toolkit_run"/logs/srun.log
 	mkdir "$toolkit_run"/ranks
 fi
@@ -31,6 +32,7 @@ unset SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_GPUS_PER_TASK SLURM_TRES_BIN
 export TOOLKIT_TARGET=slurm
 export TOOLKIT_RUN_DIR="$toolkit_run"
 export PYTHONUNBUFFERED=1
+export TOOLKIT_LOG=1
 
 srun --nodes=2 \
 	--ntasks=2 \
@@ -39,20 +41,21 @@ srun --nodes=2 \
 	--kill-on-bad-exit=1 \
 	--export=ALL \
 	--input=none \
-	--open-mode=truncate \
-	--output="$toolkit_run"/logs/node-%t.log \
+	--label \
 	/venv/bin/python -I -S "$toolkit_run"/entrypoint.pyz --agent 4 -- sh -c 'exec "$0" -m torch.distributed.run --nnodes=2 --nproc-per-node=4 --node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --no-python "$@"' python /venv/bin/python -I -S "$toolkit_run"/entrypoint.pyz -- python train.py
 toolkit_code=$?
 
+toolkit_again=
+[ "$toolkit_restart" -ge 50 ] || toolkit_again=result-"$toolkit_restart".json
 for toolkit_python in /venv/bin/python python3; do
 	if "$toolkit_python" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null; then
-		"$toolkit_python" -I -S "$toolkit_run"/entrypoint.pyz --finish "$toolkit_run" "$toolkit_code"
+		"$toolkit_python" -I -S "$toolkit_run"/entrypoint.pyz --finish "$toolkit_run" "$toolkit_code" ${toolkit_again:+"$toolkit_again"}
 		toolkit_code=$?
 		break
 	fi
 done
-if [ "$toolkit_code" -eq 75 ] && [ "$toolkit_restart" -lt 50 ]; then
-	mv "$toolkit_run"/result.json "$toolkit_run"/result-"$toolkit_restart".json
-	scontrol requeue "$SLURM_JOB_ID"
+if [ "$toolkit_code" -eq 75 ] && [ -n "$toolkit_again" ]; then
+	scontrol requeue "$SLURM_JOB_ID" ||
+		mv "$toolkit_run"/"$toolkit_again" "$toolkit_run"/result.json
 fi
 exit "$toolkit_code"
