@@ -119,7 +119,8 @@ class Outcome:
             )
             job = dataclasses.replace(job.at(job.runs / "x"), record={})
             plan = load(job.target).plan(job)
-            self.seen += [job.target, plan]
+            # The grace is no part of a plan: it counts while the job is watched.
+            self.seen += [job.target, plan, job.spec.grace]
             self.lines["batch" if batch else "run"] = list(plan.processes[0].argv)
             self.lines["head"] = [
                 line.removeprefix("#SBATCH ")
